@@ -10,7 +10,7 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: release check-arm64 demo demo-real test test-heavy test-soak test-real test-models model-table test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-release test-documents docs test-docs test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
+.PHONY: pictures release check-arm64 demo demo-real test test-heavy test-soak test-real test-models model-table test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-release test-documents docs test-docs test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -125,6 +125,11 @@ docs: .venv-docs/ready
 	.venv-docs/bin/python -m deploy.site stage
 	.venv-docs/bin/zensical build --clean --strict
 	.venv-docs/bin/python -m deploy.site check
+
+# Takes the pictures of docs/ with Chromium, of a demo that it runs, or of the run in the folder RUN.
+pictures: .venv/demo.ready
+	$(if $(RUN),,$(BIN)/nouscoder demo --name pictures --set evaluation.every_batches=16)
+	$(BIN)/python -m deploy.site.pictures $(or $(RUN),runs/pictures)
 
 # Reads the built site in a real browser: search, navigation, a narrow screen, no request to another address.
 test-docs: .venv/dev.ready docs

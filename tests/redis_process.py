@@ -102,3 +102,26 @@ class RedisProcess:
             return True
         except redis.RedisError:
             return False
+
+
+def _newest(folder: Path, kind: str) -> Path:
+    return max(folder.glob(f"*.{kind}.*"))
+
+
+def zeros_at_the_end(folder: Path) -> None:
+    """What a power cut leaves of the newest append-only file in `folder`, as each of these."""
+    with _newest(folder, "incr").open("ab") as file:
+        file.write(bytes(4096))
+
+
+def half_a_command(folder: Path) -> None:
+    file = _newest(folder, "incr")
+    os.truncate(file, file.stat().st_size - 7)
+
+
+def a_base_of_zeros(folder: Path) -> None:
+    _newest(folder, "base").write_bytes(bytes(100))
+
+
+def a_manifest_of_zeros(folder: Path) -> None:
+    (folder / "appendonly.aof.manifest").write_bytes(bytes(64))

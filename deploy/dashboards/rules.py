@@ -60,12 +60,16 @@ def rules_of(text: str) -> list[Rule]:
 
 
 def without_comparison(expr: str) -> str:
-    """An alert's expression without the comparison with a number, on both sides of `and`. Raises CannotCheck."""
+    """An alert's expression without its comparison with a number, on both sides of `and`, and without what is behind
+    `unless`. Raises CannotCheck.
+    """
     node = _parsed(expr)
     while isinstance(node, promql_parser.ParenExpr):
         node = node.expr
     if not isinstance(node, promql_parser.BinaryExpr):
         return expr
+    if str(node.op) == "unless":
+        return without_comparison(str(node.lhs))
     if str(node.op) == "and":
         left, right = without_comparison(str(node.lhs)), without_comparison(str(node.rhs))
         return f"({left}) and {node.modifier or ''} ({right})"

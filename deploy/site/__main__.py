@@ -28,6 +28,7 @@ def stage() -> int:
         place = STAGED / picture.relative_to(ROOT / "docs")
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(picture, place)
+    shutil.copyfile(Path(__file__).parent / "site.css", STAGED / "site.css")
     try:
         made = {place: page(pages, name) for name, place in pages.places.items()}
     except BrokenLink as error:

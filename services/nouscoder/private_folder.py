@@ -48,20 +48,16 @@ def private_folder(folder: Path) -> Path:
             raise
         raise NotPrivate(f"{folder} is a link, a file or another user's: remove it, or name another folder") from error
     try:
-        _make_private(folder, opened)
+        found = os.fstat(opened)
+        if found.st_uid != os.geteuid():
+            raise NotPrivate(f"{folder} belongs to user {found.st_uid}: remove it, or name another folder")
+        if _others_could_write(found):
+            raise NotPrivate(f"other users could write to {folder}: remove it, or name another folder")
+        if found.st_mode & _OF_OTHERS:
+            os.fchmod(opened, stat.S_IMODE(found.st_mode) & ~_OF_OTHERS)
     finally:
         os.close(opened)
     return folder
-
-
-def _make_private(folder: Path, opened: int) -> None:
-    found = os.fstat(opened)
-    if found.st_uid != os.geteuid():
-        raise NotPrivate(f"{folder} belongs to user {found.st_uid}: remove it, or name another folder")
-    if _others_could_write(found):
-        raise NotPrivate(f"other users could write to {folder}: remove it, or name another folder")
-    if found.st_mode & _OF_OTHERS:
-        os.fchmod(opened, stat.S_IMODE(found.st_mode) & ~_OF_OTHERS)
 
 
 def temporary_folder(name: str) -> Path:

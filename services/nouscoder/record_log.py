@@ -17,6 +17,8 @@ from typing import Any, Self
 from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.errors import Unusable
 
+_BEGIN = b'{"key": '  # of each line
+
 
 class LogUnusable(Unusable):
     """A file of records holds a line that is no such record. The message names the file and the line."""
@@ -48,7 +50,7 @@ class RecordLog:
     def _read(self, fields: set[str]) -> None:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n") and line[: len(_BEGIN)] == _BEGIN[: len(line)]:
                     os.ftruncate(self._file, self._end)
                     return
                 try:

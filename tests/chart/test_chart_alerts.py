@@ -40,6 +40,17 @@ def series(name: str, values: str, more: str = "") -> dict[str, str]:
     return {"series": name + OWN % more, "values": values}
 
 
+def up(component: str, values: str = "1x100") -> dict[str, str]:
+    return series("up", values, f',app_kubernetes_io_component="{component}"')
+
+
+def claim(name: str, values: str) -> dict[str, str]:
+    return {
+        "series": f'kubelet_volume_stats_{name}{{namespace="here",persistentvolumeclaim="nouscoder-redis"}}',
+        "values": values,
+    }
+
+
 # One submission a second.
 GRADED = series("nouscoder_verifier_submissions_total", "0+60x100")
 # Alert -> (series while it must fire, series while it must not). One sample each minute, for 100 minutes.
@@ -47,6 +58,42 @@ CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     "NousCoderServiceDown": (
         [series("up", "0x100", ',app_kubernetes_io_component="broker"')],
         [series("up", "1x100", ',app_kubernetes_io_component="broker"')],
+    ),
+    "NousCoderPodsMissing": (
+        [*(up(name) for name in ("verifier", "generation", "learner")), up("broker", "1x30 stale")],
+        [*(up(name) for name in ("verifier", "generation", "learner")), up("broker", "1x30 stale stale stale 1x60")],
+    ),
+    "NousCoderRunnersMissing": (
+        [
+            series("nouscoder_verifier_runners", "1x100", ',state="ready"'),
+            series("nouscoder_verifier_runners", "1x100", ',state="starting"'),
+            series("nouscoder_verifier_queue_depth", "0x100"),
+        ],
+        [
+            series("nouscoder_verifier_runners", "1x100", ',state="ready"'),
+            series("nouscoder_verifier_runners", "1x100", ',state="lent"'),
+            series("nouscoder_verifier_queue_depth", "9x100"),
+        ],
+    ),
+    "NousCoderRedisDown": (
+        [up("broker"), series("nouscoder_broker_run_finished", "0x50 stale")],
+        [up("broker"), series("nouscoder_broker_run_finished", "0x100")],
+    ),
+    "NousCoderRunFinished": (
+        [series("nouscoder_broker_run_finished", "0x50 1x50")],
+        [series("nouscoder_broker_run_finished", "0x100")],
+    ),
+    "NousCoderVolumeNearlyFull": (
+        [
+            series("nouscoder_learner_storage_free_ratio", "0.5x100"),
+            claim("available_bytes", "9x100"),
+            claim("capacity_bytes", "100x100"),
+        ],
+        [
+            series("nouscoder_learner_storage_free_ratio", "0.5x100"),
+            claim("available_bytes", "11x100"),
+            claim("capacity_bytes", "100x100"),
+        ],
     ),
     "NousCoderQueueSlow": (
         [
@@ -136,36 +183,51 @@ CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
 }
 
 
-def test_every_alert_fires_on_its_symptom_and_is_silent_without_it(chart: ChartRig, tmp_path: Path) -> None:
-    """promtool evaluates the rules over given series: for each alert once with the symptom, once without."""
+def firing(name: str, given: list[dict[str, str]], selector: str, fires: int, at: str = "90m") -> Document:
+    """A unit test of promtool: so many alerts fire."""
+    expr = f'count(ALERTS{{{selector}alertstate="firing"}}) or vector(0)'
+    expected = [{"expr": expr, "eval_time": at, "exp_samples": [{"labels": "{}", "value": fires}]}]
+    return {"name": name, "interval": "1m", "input_series": given, "promql_expr_test": expected}
+
+
+def check(chart: ChartRig, folder: Path, tests: list[Document]) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is missing: apt-get install prometheus")
-    assert set(CASES) == {rule["alert"] for rule in rules(chart) if "alert" in rule}
     spec = chart.one("PrometheusRule", "nouscoder", {**ALL, **ON})["spec"]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
+    (folder / "rules.yaml").write_text(yaml.safe_dump(spec))
+    unit = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (folder / "tests.yaml").write_text(yaml.safe_dump(unit))
+    for command in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml"]):
+        done = subprocess.run(
+            ["promtool", *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_fires_on_its_symptom_and_is_silent_without_it(chart: ChartRig, tmp_path: Path) -> None:
+    """promtool evaluates the rules over given series: for each alert once with the symptom, once without."""
+    assert set(CASES) == {rule["alert"] for rule in rules(chart) if "alert" in rule}
     tests = [
-        {
-            "name": f"{alert} {'fires' if fires else 'is silent'}",
-            "interval": "1m",
-            "input_series": given,
-            "promql_expr_test": [
-                {
-                    "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)',
-                    "eval_time": "90m",
-                    "exp_samples": [{"labels": "{}", "value": int(fires)}],
-                }
-            ],
-        }
+        firing(f"{alert} {'fires' if fires else 'is silent'}", given, f'alertname="{alert}",', int(fires))
         for alert, cases in CASES.items()
         for fires, given in zip((True, False), cases, strict=True)
     ]
-    unit = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(unit))
-    for command in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml"]):
-        done = subprocess.run(
-            ["promtool", *command], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    check(chart, tmp_path, tests)
+
+
+def test_no_alert_fires_in_a_healthy_hour_and_an_upgrade_and_one_for_a_release_without_any_pod(
+    chart: ChartRig, tmp_path: Path
+) -> None:
+    """All pods of the healthy release are replaced at 30 minutes, which takes five."""
+    steady = {one["series"]: one["values"] for _, silent in CASES.values() for one in silent}
+    steady |= {
+        one["series"]: one["values"]
+        for one in (series("nouscoder_broker_steps_total", "0+1x100"), series("nouscoder_broker_run_finished", "0x100"))
+    }
+    pods = [up(name, "1x29 stale _x4 1x60") for name in ("verifier", "broker", "generation", "learner")]
+    healthy = [{"series": name, "values": values} for name, values in steady.items() if not name.startswith("up{")]
+    tests = [firing(f"healthy at {at} minutes", [*healthy, *pods], "", 0, f"{at}m") for at in range(5, 95, 5)]
+    check(chart, tmp_path, [*tests, firing("no pod, since ever", [], "", 1)])
 
 
 def test_rules_read_only_series_that_exist_and_belong_to_the_release(chart: ChartRig) -> None:
@@ -175,6 +237,9 @@ def test_rules_read_only_series_that_exist_and_belong_to_the_release(chart: Char
         read = re.findall(r"(\w[\w:]*)\{([^}]*)\}", rule["expr"])
         assert read, rule
         for name, labels in read:
+            if name.startswith("kubelet_volume_stats_"):
+                assert labels == 'namespace="here",persistentvolumeclaim="nouscoder-redis"'
+                continue
             assert name in exported, name
             assert labels.startswith('namespace="here",app_kubernetes_io_instance="nouscoder"'), rule
 
@@ -185,7 +250,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert(chart: ChartRig) -
     assert sorted(headings) == sorted(alerts)
     for name, rule in alerts.items():
         assert rule["annotations"]["runbook_url"] == f"https://wiki/nouscoder#{name.lower()}"
-        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
 
 
 def test_the_rules_follow_the_values(chart: ChartRig) -> None:
@@ -202,6 +267,10 @@ def test_the_rules_follow_the_values(chart: ChartRig) -> None:
         chart.one("PrometheusRule", "nouscoder", {})
     with pytest.raises(helm.HelmError, match="noStepMinutes"):
         rules(chart, noStepMinutes=0)
+    few = rules(chart, disabled=[name for name in CASES if name != "NousCoderNoSteps"])
+    assert [rule["alert"] for rule in few if "alert" in rule] == ["NousCoderNoSteps"]
+    with pytest.raises(helm.HelmError, match="NousCoderNoStep"):
+        rules(chart, disabled=["NousCoderNoStep"])
 
 
 @pytest.mark.parametrize(

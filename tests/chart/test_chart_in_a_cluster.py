@@ -19,6 +19,7 @@ import yaml
 
 CHART = Path(__file__).parents[2] / "helm" / "nouscoder"
 SECRETS = "/api/v1/namespaces/here/secrets/"
+CONFIG_MAPS = "/api/v1/namespaces/monitoring/configmaps/"
 
 
 class Cluster:
@@ -28,6 +29,8 @@ class Cluster:
         self.runtime_classes: list[str] = []
         self.priority_classes: dict[str, bool] = {}  # whether it is the global default, by name
         self.secrets: dict[str, dict[str, str]] = {}
+        self.pods: dict[str, dict[str, str]] = {}  # labels by name, in the namespace payments
+        self.dashboards_of: tuple[str, str] | None = None  # namespace and name of the release that made them
         self.asked: list[str] = []
         self._kubeconfig = folder / "kubeconfig"
         self._kubeconfig.write_text(json.dumps(_kubeconfig(address)), "utf8")
@@ -60,6 +63,13 @@ class Cluster:
             listed = [{"metadata": {"name": name}, "globalDefault": is_default} for name, is_default in classes]
             kind = {"kind": "PriorityClassList", "apiVersion": "scheduling.k8s.io/v1", "metadata": {}}
             return 200, {**kind, "items": listed}
+        if path == "/api/v1/namespaces/payments/pods":
+            pods = [{"metadata": {"name": name, "labels": labels}} for name, labels in self.pods.items()]
+            return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
+        if path.startswith(CONFIG_MAPS) and self.dashboards_of:
+            names = ("meta.helm.sh/release-namespace", "meta.helm.sh/release-name")
+            metadata = {"name": "x", "annotations": dict(zip(names, self.dashboards_of, strict=True))}
+            return 200, {"kind": "ConfigMap", "apiVersion": "v1", "metadata": metadata}
         if path.startswith(SECRETS):
             data = self.secrets.get(path.removeprefix(SECRETS))
             if data is None:
@@ -75,9 +85,12 @@ class Cluster:
         return (200, DISCOVERY[path]) if path in DISCOVERY else (404, {})
 
 
-def _resources(group: str, name: str, kind: str, namespaced: bool) -> dict[str, Any]:
-    one = {"name": name, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": ["get", "list"]}
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": [one]}
+def _resources(group: str, kinds: dict[str, str], namespaced: bool) -> dict[str, Any]:
+    listed = [
+        {"name": name, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": ["get", "list"]}
+        for name, kind in kinds.items()
+    ]
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": listed}
 
 
 NODE = {"groupVersion": "node.k8s.io/v1", "version": "v1"}
@@ -93,9 +106,9 @@ DISCOVERY: dict[str, Any] = {
             {"name": "scheduling.k8s.io", "versions": [SCHEDULING], "preferredVersion": SCHEDULING},
         ],
     },
-    "/api/v1": _resources("v1", "secrets", "Secret", True),
-    "/apis/node.k8s.io/v1": _resources("node.k8s.io/v1", "runtimeclasses", "RuntimeClass", False),
-    "/apis/scheduling.k8s.io/v1": _resources("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", False),
+    "/api/v1": _resources("v1", {"secrets": "Secret", "pods": "Pod", "configmaps": "ConfigMap"}, True),
+    "/apis/node.k8s.io/v1": _resources("node.k8s.io/v1", {"runtimeclasses": "RuntimeClass"}, False),
+    "/apis/scheduling.k8s.io/v1": _resources("scheduling.k8s.io/v1", {"priorityclasses": "PriorityClass"}, False),
 }
 
 
@@ -260,3 +273,52 @@ def test_the_notes_name_the_first_pod_of_the_learner(cluster: Cluster) -> None:
     assert "port-forward service/nouscoder-learner 8090:8090" in said
     assert "wait --for=condition=Ready" in said
     assert "statefulset/" not in said
+
+
+def runners_in(name: str) -> dict[str, Any]:
+    return {"verifier": {"sandbox": {"namespace": {"name": name, "create": False}}}}
+
+
+def test_a_namespace_with_pods_of_others_is_refused_for_the_runners(cluster: Cluster) -> None:
+    """With create=false the chart once closed it for its owners without a word."""
+    cluster.runtime_classes = ["gvisor"]
+    cluster.render(runners_in("payments"))
+    label = "app.kubernetes.io/"
+    own = {f"{label}name": "nouscoder", f"{label}instance": "nouscoder", f"{label}component": "sandbox", "more": "x"}
+    cluster.pods = {"runner": own}
+    cluster.render(runners_in("payments"))
+    for labels in ({}, {"app": "shop"}, {**own, f"{label}instance": "other"}, {**own, f"{label}component": "learner"}):
+        cluster.pods = {"runner": own, "shop-1": labels}
+        with pytest.raises(helm.HelmError, match="payments, where pod shop-1 is no runner"):
+            cluster.render(runners_in("payments"))
+
+
+@pytest.mark.parametrize("name", ["kube-system", "kube-public", "default"])
+def test_a_namespace_of_the_cluster_is_refused_for_the_runners(cluster: Cluster, name: str) -> None:
+    cluster.runtime_classes = ["gvisor"]
+    with pytest.raises(helm.HelmError, match=f'"{name}", a namespace of the cluster'):
+        cluster.render(runners_in(name))
+
+
+def test_releases_share_a_namespace_for_monitoring(cluster: Cluster) -> None:
+    """Rules and monitors have the names of their releases; the dashboards belong to the release that made them."""
+    cluster.runtime_classes = ["gvisor"]
+    place = {"enabled": True, "namespace": "monitoring"}
+    values = {"dashboards": place, "prometheusRule": place, "serviceMonitor": place}
+
+    def there() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for one in cluster.render(values):
+            if one["metadata"].get("namespace") == "monitoring":
+                found.setdefault(one["kind"], []).append(one["metadata"]["name"])
+        return found
+
+    first = there()
+    assert first["PrometheusRule"] == ["here-nouscoder"]
+    assert all(name.startswith("here-nouscoder-") for name in first["ServiceMonitor"])
+    assert {f"nouscoder-dashboard-{name}" for name in ("run", "verifier", "cost")} <= {*first["ConfigMap"]}
+    cluster.dashboards_of = ("here", "nouscoder")
+    assert there() == first
+    for other in (("elsewhere", "nouscoder"), ("here", "second")):
+        cluster.dashboards_of = other
+        assert there() == {kind: names for kind, names in first.items() if kind != "ConfigMap"}

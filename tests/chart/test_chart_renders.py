@@ -141,7 +141,8 @@ def test_numbers_keep_their_kind(chart: ChartRig, tmp_path: Path) -> None:
             "learner": {"device": "cuda", "learning_rate": 1e-7, "peak_flops": 989e12, "weight_decay": 0},
             "verifier": {"max_bodies_bytes": 2**31, "libraries": ["sortedcontainers", 'odd "name" \\ <é>\n']},
             "broker": {"drop_zero_variance": False},
-        }
+        },
+        "learner": {"resources": {"limits": {"nvidia.com/gpu": 1}}},
     }
     tree = json.loads(chart.one("ConfigMap", "nouscoder-config", values)["data"]["config.json"])
     assert tree["broker"]["batch_size"] == 64

@@ -11,7 +11,8 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from nouscoder.store.blobs import Blobs, BlobsUnusable, NoSuchBlob, open_blobs
+from nouscoder.errors import Unusable
+from nouscoder.store.blobs import Blobs, NoSuchBlob, open_blobs
 
 
 @pytest.fixture(params=["folder", "bulk", "memory", "file-url"])
@@ -89,7 +90,7 @@ def test_a_name_that_could_leave_the_store_is_refused(blobs: Blobs, name: str) -
 
 
 def test_an_unsupported_url_is_refused() -> None:
-    with pytest.raises(BlobsUnusable, match="gopher://x is no store"):
+    with pytest.raises(Unusable, match="gopher://x is no store"):
         open_blobs("gopher://x")
 
 

@@ -309,6 +309,20 @@ async def test_a_file_of_a_partner_can_be_read_and_a_third_program_gets_it(sandb
 
 
 TABLE["print(21)\n"] = lambda _: ended(b"21\n")
+LEAVES = """import os, sys
+if (kind := input()) == "link": os.symlink("/etc/passwd", "output")
+elif kind == "pipe": os.mkfifo("output")
+elif kind == "folder": os.mkdir("output")
+elif kind == "file": open("output", "w").write("left")
+"""
+TABLE[LEAVES] = lambda stdin: ended(result=b"left" if stdin == b"file" else None)
+
+
+async def test_a_program_that_runs_alone_leaves_a_file_and_nothing_else(sandbox: Sandbox) -> None:
+    async with sandbox.session(Program(PYTHON, LEAVES, WIDE, makes_file=True)) as session:
+        for kind in (b"file", b"link", b"pipe", b"folder", b"nothing", b"file"):
+            left = await session.run(kind)
+            assert (left.exit, left.exit_code, left.result) == (Exit.EXITED, 0, b"left" if kind == b"file" else None)
 
 
 async def test_a_checker_that_does_not_compile_has_the_error_of_a_partner(sandbox: Sandbox) -> None:

@@ -46,6 +46,7 @@ _records = st.builds(
     solved_in_row=st.integers(0, 9),
     place=st.integers(-1, 10**6),
     history=st.lists(st.builds(GroupOutcome, st.integers(0, 99), st.integers(1, 99)), max_size=8).map(tuple),
+    no_code=st.integers(0, 10**6),
 )
 
 
@@ -224,6 +225,8 @@ def test_priorities_ask_a_problem_in_about_its_share_of_the_places(rate: int, le
 @given(record=_records)
 def test_a_record_is_the_same_after_its_text(record: ProblemStatistics) -> None:
     assert ProblemStatistics.of_text(record.problem_id, record.to_text()) == record
+    earlier = record.to_text().rpartition(" ")[0]
+    assert ProblemStatistics.of_text(record.problem_id, earlier) == replace(record, no_code=0)
     state = CurriculumState(7, (record,))
     kept = json.loads(json.dumps(state.to_json()))
     assert CurriculumState.of_records(kept["cursor"], kept["problems"].items()) == state

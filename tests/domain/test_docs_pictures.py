@@ -35,6 +35,17 @@ def drawn(picture: Path, width: int, height: int) -> bytes:
     return ctypes.string_at(cairo.cairo_image_surface_get_data(surface), 4 * width * height)
 
 
+def test_pictures_of_pages_are_small_and_the_first_pages_show_report_and_live_page() -> None:
+    """`make pictures` takes them."""
+    heavy = {file.name: file.stat().st_size for file in DOCS.rglob("*.webp") if file.stat().st_size >= 150_000}
+    assert heavy == {}
+    for name in ("report.webp", "console/1280-light.webp"):
+        assert f"](docs/{name})" in (DOCS.parent / "README.md").read_text(encoding="utf8")
+        assert f"]({name})" in (DOCS / "index.md").read_text(encoding="utf8")
+    takes = (DOCS.parent / "deploy" / "site" / "pictures.py").read_text(encoding="utf8")
+    assert [file.name for file in DOCS.rglob("*.webp") if f'{file.stem}": (' not in takes] == []
+
+
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
 def test_a_picture_has_no_variables_which_librsvg_draws_black(picture: Path) -> None:
     text = picture.read_text(encoding="utf8")

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from nouscoder.domain.estimates import bootstrap_interval, sign_test
 from nouscoder.domain.problem import GradingRules
-from nouscoder.evaluation.outcomes import NotComparable, Outcome, ProblemOutcomes, compare, results
+from nouscoder.errors import Unusable
+from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, compare, results
 from nouscoder.evaluation.problems import (
     EvaluatedProblem,
     NothingToEvaluate,
@@ -202,9 +203,9 @@ def test_evaluations_of_other_tests_problems_or_profiles_are_not_compared(tmp_pa
         (report(tmp_path / "c", {"q": 1}), "have no problem in common"),
         (tmp_path / "absent", "has no report.json"),
     ):
-        with pytest.raises(NotComparable, match=wrong):
+        with pytest.raises(Unusable, match=wrong):
             compare(a, other)
-    with pytest.raises(NotComparable, match="no verdicts of the profile lcb"):
+    with pytest.raises(Unusable, match="no verdicts of the profile lcb"):
         compare(a, a, "lcb")
 
 
@@ -224,6 +225,8 @@ def test_a_log_keeps_whole_records_once_and_cuts_a_torn_one(tmp_path: Path) -> N
             log.add("c", {"text": "3"})
             assert log.get("c") == {"key": "c", "text": "3"}
             assert "d" not in log
-    path.write_bytes(whole + b"no record\n")
-    with pytest.raises(LogUnusable, match=r"log\.jsonl, line 3 is not a record with key"):
-        RecordLog(path)
+    for notes in (b"no record\n", b"my notes"):
+        path.write_bytes(whole + notes)
+        with pytest.raises(LogUnusable, match=r"log\.jsonl, line 3 is not a record with key"):
+            RecordLog(path)
+        assert path.read_bytes() == whole + notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.report.charts import Chart, Series, dumbbell, format_number, line_chart, nice_ticks, share_chart, table
-from nouscoder.report.curves import by_batch, time_chart
+from nouscoder.report.curves import Drawn, by_batch, figure, time_chart
 from nouscoder.report.markup import MAX_CHARACTERS, clip, escape
 from nouscoder.report.page import NothingToReport, write_report
 from nouscoder.report.run_data import EvaluationData, EvaluationSample, number, read_run
@@ -319,3 +320,95 @@ def test_missing_figures_of_families_are_computed_from_the_samples(tmp_path: Pat
     before, after = samples_of("no_code", "accepted"), samples_of("accepted", "accepted")
     page = page_of(tmp_path, evaluation_before={"samples": before}, evaluation_after={"samples": after})
     assert '<th scope="row">sums</th><td>0.50</td><td>1.00</td><td>+0.50</td>' in page
+
+
+def labels_of(svg: str) -> list[str]:
+    """What stands below the horizontal axis, without its name."""
+    return re.findall(r'y="221" text-anchor="middle">([^<]*)<', svg)
+
+
+@pytest.mark.parametrize(
+    ("steps", "labels"),
+    [
+        (range(2, 161, 2), "20 40 60 80 100 120 140 160"),
+        (range(1, 4), "1 2 3"),
+        ([5], "5"),
+        (range(47), "0 10 20 30 40"),
+        (range(1, 250_001, 1000), "50000 100000 150000 200000 250000"),
+    ],
+)
+def test_ticks_of_the_steps_are_round(steps: Sequence[int], labels: str) -> None:
+    xs = tuple(map(float, steps))
+    series = (Series("a", tuple(1.0 for _ in xs)),)
+    for svg in (line_chart(Chart("t", "step", xs, series)), share_chart(Chart("t", "batch", xs, series))):
+        assert labels_of(svg) == [one for one in labels.split() if float(one) <= xs[-1]]
+
+
+def test_few_values_are_dots_and_two_of_them_are_no_line() -> None:
+    """An evaluation before a run and one after it do not say how the run went between them."""
+    two, three = ((0.2, None, 0.8), (0.2, 0.3, 0.8))
+    for values, dots, lines in ((two, 2, 0), (three, 3, 1)):
+        chart = Chart("t", "step", (0.0, 80.0, 160.0), (Series("a", values, joined=True),))
+        svg = line_chart(chart)
+        assert (svg.count("<circle"), svg.count("<polyline")) == (dots, lines)
+        assert ("<circle" in figure(Drawn(chart, "")).partition("</figcaption>")[0]) == (not lines), "the legend"
+
+
+def test_an_outlier_gets_a_logarithmic_axis_which_is_named() -> None:
+    steps = tuple(map(float, range(1, 101)))
+    wide = Chart("Ratio", "step", steps, (Series("max", (*([1.5] * 50), 120.0, *([1.6] * 49))),))
+    svg = line_chart(wide)
+    heights = [float(point.split(",")[1]) for point in re.findall(r'points="([^"]*)"', svg)[0].split()]
+    assert max(heights) - min(heights) > 120
+    assert heights[0] - heights[-1] > 1.5, "the other values are told apart"
+    assert ">100</text>" in svg
+    assert "Ratio, log axis" in figure(Drawn(wide, svg))
+    for values in ((1.5, 1.6, 9.0), (0.0, 1.5, 120.0), (-1.0, 1.5, 120.0), (1e-13, 1.5, 120.0)):
+        even = Chart("Ratio", "step", (1.0, 2.0, 3.0), (Series("max", values),))
+        assert "log axis" not in figure(Drawn(even, line_chart(even)))
+
+
+def test_units_are_said_and_a_value_has_the_digits_of_its_error() -> None:
+    chart = Chart("Response length", "step", (1.0, 2.0), (Series("a", (31.0, 44.0)),), " tokens")
+    assert "<h3>Response length, in tokens</h3>" in figure(Drawn(chart, line_chart(chart)))
+    errors = {0.06504: "0.65 ± 0.07", 0.0149: "0.654 ± 0.015", 0.0: "0.6544 ± 0", 12.3: "1 ± 12"}
+    for error, shown in errors.items():
+        assert Series("a", (0.6544,), (error,)).text(0) == shown
+
+
+def test_seconds_of_the_learner_have_no_digits_below_a_millisecond() -> None:
+    metrics = [{"step": 1, "batch_id": 0, "seconds": {"train": 2.0, "publish": 1.82e-5}}]
+    assert "e-" not in table(time_chart(by_batch(metrics)))
+
+
+CONFIG = """[policy]
+path = "<b>"
+[problems]
+train = "p/train.jsonl"
+held_out_share = 0.1
+[learner]
+learning_rate = 0.0003
+[learner.objective]
+name = "dapo"
+"""
+
+
+def test_the_report_says_what_was_run(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(CONFIG)
+    (tmp_path / "<b>").mkdir()
+    (tmp_path / "<b>" / "config.json").write_text('{"model_type": "qwen3"}')
+    lines = [{"step": step, "batch_id": step, "time": 1.7e9 + 60 * step} for step in range(3)]
+    page = page_of(tmp_path, summary={**SUMMARY, "version": "0.1.0"}, metrics=lines)
+    text = " ".join("".join(Structure(page).texts).split())
+    for part in (
+        "model <b> (qwen3)",
+        "data p/train.jsonl",
+        "objective dapo",
+        "learning rate 0.0003",
+        "NousCoder 0.1.0",
+    ):
+        assert part in text
+    assert "first step 2023-11-14 22:13 UTC" in text
+    assert '<a href="config.toml">' in page
+    (tmp_path / "config.toml").write_text("[")
+    assert "config.toml could not be read." in page_of(tmp_path, summary=SUMMARY)

@@ -23,9 +23,14 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reports.md"
 FIGURES = {
     "figure-4": ("reward of trained groups", "reward of all groups"),
     "figure-5": ("evaluation pass@1",),
-    "figure-6": ("response length", "truncated share"),
+    "figure-6": ("response length, in tokens", "truncated share"),
     "figure-7": ("training pass@G, trained groups", "training pass@G, all groups", "evaluation pass@8"),
-    "figure-8": ("entropy", "clip share, low side", "clip share, high side", "learner to sampler divergence"),
+    "figure-8": (
+        "entropy, in nats",
+        "clip share, low side",
+        "clip share, high side",
+        "learner to sampler divergence, in nats",
+    ),
 }
 
 
@@ -114,8 +119,8 @@ def test_two_runs_are_overlaid_in_every_named_figure(tmp_path: Path) -> None:
     assert values(page, "reward of trained groups", "gspo") == dict.fromkeys((2, 4, 6), "0.35")
     assert values(page, "reward of all groups", "dapo") == dict.fromkeys((2, 4, 6, 8), "-0.5")
     # An evaluation stands at the last step of the batch that made its version.
-    assert values(page, "evaluation pass@1", "dapo") == {0: "0.3 ± 0.04", 4: "0.4 ± 0.04", 8: "0.5 ± 0.04"}
-    assert values(page, "evaluation pass@1", "gspo") == {0: "0.3 ± 0.04", 6: "0.625 ± 0.04"}
+    assert values(page, "evaluation pass@1", "dapo") == {0: "0.30 ± 0.04", 4: "0.40 ± 0.04", 8: "0.50 ± 0.04"}
+    assert values(page, "evaluation pass@1", "gspo") == {0: "0.30 ± 0.04", 6: "0.62 ± 0.04"}
     assert values(page, "evaluation pass@8", "gspo") == {0: "0.5", 6: "0.825"}
     assert values(page, "truncated share", "dapo")[8] == "0.25"
 
@@ -126,8 +131,8 @@ def test_the_table_has_first_last_and_best_of_each_run(tmp_path: Path) -> None:
     row = text.split('<th scope="row">dapo</th>')[1].split("</tr>")[0]
     assert [cell.split("<")[0] for cell in row.split("<td>")[1:]] == [
         "8",
-        "0.3 ± 0.04",
-        "0.5 ± 0.04",
+        "0.30 ± 0.04",
+        "0.50 ± 0.04",
         "0.75 ± 0.04",
         "4",
         "0.7",
@@ -185,7 +190,7 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "a" / "demo"), write_run(tmp_path / "b" / "demo")
     page = compared(tmp_path, one, two)
-    assert [series["name"] for series in page.data["entropy"]["series"]] == [str(one), str(two)]
+    assert [series["name"] for series in page.data["entropy, in nats"]["series"]] == [str(one), str(two)]
 
 
 def test_the_commands_write_the_pages_and_say_where(tmp_path: Path) -> None:
@@ -238,7 +243,7 @@ def test_the_report_of_a_run_has_the_curve_of_its_evaluations(tmp_path: Path) ->
     (run / "evaluation_after.json").write_text(json.dumps(after))
     page = Page(write_report(run).read_text(encoding="utf8"))
     shown = "held-out pass@1"
-    assert values(page, "Evaluations", shown) == {0: "0.3 ± 0.04", 4: "0.4 ± 0.04", 8: "0.5 ± 0.04"}
+    assert values(page, "Evaluations", shown) == {0: "0.30 ± 0.04", 4: "0.40 ± 0.04", 8: "0.50 ± 0.04"}
     assert values(page, "Pass rate", shown) == {0: "0.3", 4: "0.4", 8: "0.5"}
     assert values(page, "Pass rate", "all groups") == dict.fromkeys((2, 4, 6, 8), "0.25")
     assert values(page, "Reward", "all groups") == dict.fromkeys((2, 4, 6, 8), "-0.5")
@@ -262,8 +267,8 @@ def test_a_curve_that_is_always_zero_lies_on_the_lower_edge() -> None:
 
 
 def test_whiskers_are_drawn_inside_the_frame_and_a_joined_series_has_no_gap() -> None:
-    series = Series("a", (0.0, None, 1.0), errors=(0.5, None, None), joined=True)
-    svg = line_chart(Chart("t", "step", (0.0, 1.0, 2.0), (series,), low=0, high=1))
+    series = Series("a", (0.0, None, 1.0, 1.0), errors=(0.5, None, None, None), joined=True)
+    svg = line_chart(Chart("t", "step", (0.0, 1.0, 2.0, 3.0), (series,), low=0, high=1))
     assert svg.count("<polyline") == 1
     assert svg.count('class="whisker') == 1
     assert 'y1="109.0" y2="206.0"' in svg, "from 0.5 down to the lower edge"

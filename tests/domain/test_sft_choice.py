@@ -33,6 +33,13 @@ def test_each_epoch_has_every_example_once_in_an_order_that_the_seed_decides(
         assert all(len(batch) == batch_size for batch in of_epoch[:-1])
 
 
+def test_an_answer_that_was_cut_off_counts_as_wrong_and_is_not_taught() -> None:
+    cut = [ExampleCandidate("", "p", False, 0)] * 3
+    numbers, dropped = choose([*answers("p", 1, 1), *cut], SftSection(wrong_below=0.3), 0)
+    assert numbers == [0, 1]
+    assert dropped == {Dropped.UNFINISHED: 3}
+
+
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     one, other = (EpochOrder(50, 50, 2, seed) for seed in (0, 1))
     assert len({one.at(0), one.at(1), other.at(0), other.at(1)}) == 4

@@ -76,11 +76,16 @@ def test_an_invalid_request_is_refused_with_its_field(body: bytes, field: str) -
     assert str(refusal.value).startswith(field)
 
 
-@pytest.mark.parametrize("kind", ["exact", "lines", "unordered_lines"])
-@pytest.mark.parametrize("name", ["float_tolerance", "absolute_tolerance", "relative_tolerance"])
+TOLERANCES = ("float_tolerance", "absolute_tolerance", "relative_tolerance")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*((kind, name) for kind in ("exact", "lines", "unordered_lines") for name in TOLERANCES), ("lcb", TOLERANCES[2])],
+)
 def test_a_tolerance_that_would_not_be_used_is_refused(kind: str, name: str) -> None:
     submission = parse_submission(json.dumps(request(comparator={"type": kind, name: 0.1})))
-    with pytest.raises(InvalidSubmission, match=rf"comparator.{name}: {kind} compares no numbers: take tokens"):
+    with pytest.raises(InvalidSubmission, match=rf"comparator.{name}: {kind} does not use it: take tokens"):
         validate(submission, Bounds())
 
 

@@ -174,10 +174,13 @@ def test_the_progress_of_a_phase_is_printed_at_its_start_and_end() -> None:
     for done in range(0, 401):
         view.progress("warm start", done, 400, "loss 1.2")
     view.progress("evaluation before", 3, 0)
+    for seconds in (1, 2):
+        view.progress(f"generation is starting ({seconds} s)", 0, 0)
     assert stream.getvalue().splitlines() == [
         "warm start | 0/400 (0%) | loss 1.2",
         "warm start | 400/400 (100%) | loss 1.2",
         "evaluation before | 3",
+        "generation is starting (1 s)",
     ]
 
 

@@ -162,6 +162,46 @@ def test_two_runs_lie_over_each_other_and_a_zoom_is_of_all_charts(run: Path, bro
     browser.close_page()
 
 
+INK = """(left, right, above, below) => {
+  const figures = [...document.querySelectorAll('#charts figure')];
+  const figure = figures.find((one) => one.innerText.startsWith('Evaluations'));
+  const canvas = figure.querySelector('canvas'), { offsetLeft, offsetTop, offsetWidth, offsetHeight } =
+    figure.querySelector('.u-over'), { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  let count = 0;
+  for (let y = 0; y < canvas.height; y++) for (let x = 0; x < canvas.width; x++) {
+    const at = 4 * (y * canvas.width + x), share = (x - offsetLeft) / offsetWidth;
+    const inside = y > offsetTop - 4 && y < offsetTop + offsetHeight + 4;
+    if (share >= left && share <= right && (inside ? above : below)) count += data[at] < 9 && data[at + 2] > 150;
+  }
+  return count;
+}"""
+
+
+def test_two_evaluations_are_dots_with_whiskers_inside_the_plot_and_few_digits(run: Path, browser: Chromium) -> None:
+    """Also: an outlier gets a logarithmic axis, and a chart without a pointer says no step."""
+    for file in (run / "evaluations").iterdir():
+        file.unlink()
+    for name, version, rate in (("before", 0, 0.4), ("after", 30, 0.65)):
+        record = {"policy_version": version, "pass_at_1": rate, "standard_error": 0.06504}
+        (run / f"evaluation_{name}.json").write_text(json.dumps(record))
+    lines = lines_of(120)
+    for line in lines[40:44]:
+        line["mismatch_max"] = 120.0
+    write_lines(run / "metrics.jsonl", lines)
+    with open_pages(run, "127.0.0.1:0") as address:
+        look(browser, address)
+        shown = browser.value(words("charts"))
+        assert "0.65 ± 0.07" in shown
+        assert "Learner to sampler ratio, log axis" in shown
+        assert "newest values" not in shown
+        assert "0.65 ± 0.07" in browser.value(words("evaluated"))
+        assert troubles(browser) == []
+        assert browser.value(f"({INK})(0, 1, true, false)") > 40, "dots and whiskers"
+        assert browser.value(f"({INK})(0, 1, false, true)") == 0, "nothing outside the plot"
+        assert browser.value(f"({INK})(0.1, 0.9, true, true)") == 0, "no line between them"
+    browser.close_page()
+
+
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [

@@ -100,6 +100,31 @@ def test_a_page_asks_no_other_address_fits_a_phone_and_is_accessible(page: str, 
     assert {one.split(" at ")[0] for one in found} <= KNOWN, found
 
 
+def test_tables_have_room_on_a_phone_and_no_command_runs_under_its_copy_button(browser: Chromium, site: str) -> None:
+    browser.open(f"{site}/trainers.html")
+    browser.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    browser.until("innerWidth === 390")
+    cell = "[...document.querySelectorAll('td')].find((one) => one.innerText.includes('reward_funcs='))"
+    assert browser.value(f"{cell}.clientWidth") >= 200
+    for width in (390, 1440):
+        browser.open(f"{site}/tutorials/train.html")
+        browser.ask(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
+        )
+        browser.until(f"innerWidth === {width}")
+        blocks = "[...document.querySelectorAll('.language-sh pre > code')]"
+        assert browser.value(f"{blocks}.length") > 5
+        assert (
+            browser.value(
+                f"{blocks}.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.innerText)"
+            )
+            == []
+        )
+        right = "parseFloat(getComputedStyle(document.querySelector('.language-sh pre > code')).paddingRight)"
+        button = "document.querySelector('.language-sh .md-code__button').getBoundingClientRect().width"
+        assert browser.value(f"{right} >= {button}")
+
+
 def test_no_page_is_heavy() -> None:
     found = list(weights(BUILT))
     pages = {path.relative_to(BUILT).as_posix(): path.stat().st_size for path in BUILT.rglob("*.html")}

@@ -25,10 +25,10 @@ from nouscoder.data.importers.formats import format_named
 from nouscoder.data.importers.run import import_files
 from nouscoder.domain.estimates import pass_at_k
 from nouscoder.domain.submission import Profile
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.evaluation import samples
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
-from nouscoder.evaluation.samples import EvaluationIncomplete, SamplesUnusable, SamplingSettings, sample_seed
+from nouscoder.evaluation.samples import EvaluationIncomplete, SamplingSettings, sample_seed
 from nouscoder.grade_files.answers import Entry
 from nouscoder.openai_server import CompletionFailed
 from nouscoder.retry import Retry
@@ -214,7 +214,7 @@ def test_a_window_evaluates_only_its_problems(whole: Path, problems: Path, confi
     with pytest.raises(NousCoderError, match="no problem dated from 2030-01-01"):
         evaluate(replace(request, window=Window("2030-01-01")), config)
     given.write_text(json.dumps({"task_id": "p9", "solution": "print(1)"}))
-    with pytest.raises(SamplesUnusable, match="line 1: the problem file has no problem 'p9'"):
+    with pytest.raises(Unusable, match="line 1: the problem file has no problem 'p9'"):
         evaluate(request, config)
 
 

@@ -6,11 +6,15 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
+from tests.free_addresses import free_addresses
 
 from nouscoder.client import Client
 from nouscoder.config import load_config
@@ -56,7 +60,33 @@ def test_the_loop_on_one_page_trains_two_small_batches_and_balances(tmp_path: Pa
     assert RESULT.search(printed), printed
     assert "batch 2: " in printed
     assert "trained=16" in printed
+    assert "0.000 is right" in printed
     assert "balanced: True" in printed
+
+
+def test_the_learner_alone_has_at_most_100_lines_and_its_loss_is_that_of_the_page() -> None:
+    text = (EXAMPLES / "learner_alone.py").read_text()
+    assert len(text.splitlines()) <= 100
+    program = """import sys, torch
+import learner_alone, one_file_rl
+groups, rewards = ["a", "b", "a", "b"], [1.0, 1.0, -1.0, 1.0]
+ours = learner_alone.group_advantages(groups, torch.tensor(rewards))
+assert torch.allclose(ours, torch.tensor(one_file_rl.group_advantages(groups, rewards))), ours
+new, old = torch.log(torch.tensor([[2.0, 1.0], [0.5, 3.0]])), torch.zeros(2, 2)
+gain, counts = torch.tensor([[1.0, 1.0], [-1.0, 1.0]]), torch.tensor([[True, True], [True, False]])
+print(f"{learner_alone.clipped_loss(new, old, gain, counts):.4f}")
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLES, timeout=120, check=False)
+    assert done.stdout == f"{-(1.28 + 1 - 0.8) / 3:.4f}\n", done.stderr[-2000:]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+def test_the_learner_alone_trains_a_small_batch_and_the_ledger_balances() -> None:
+    printed = example("learner_alone.py", "--small", "--batches", "1", limit_s=580)
+    assert "batch 1: reward " in printed
+    assert "trained=8" in printed
 
 
 @pytest.mark.heavy
@@ -85,6 +115,38 @@ def test_a_program_that_nobody_graded_is_not_a_wrong_one(tmp_path: Path) -> None
     shutil.copytree(EXAMPLES / "sums", tmp_path / "sums")
     (tmp_path / "sums" / "tests.json").write_text('{"type": "unknown"}')
     assert "not graded" in example("grade_a_folder.py", tmp_path / "sums", "--url", "http://127.0.0.1:9", code=2)
+
+
+CONSOLE = re.findall(r"^```sh tested\n(.*?)^```", (ROOT / "docs/console.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", [line for block in CONSOLE for line in block.splitlines()])
+def test_each_command_of_the_live_page_shows_it_until_ctrl_c(line: str, own: Path) -> None:
+    """The run of the command has just begun then."""
+    address = free_addresses(1)[0]
+    small = ("generation.max_tokens_total=256", "generation.sampling.max_new_tokens=64")
+    words = [
+        *shlex.split(line.replace("127.0.0.1:8088", address))[1:],
+        *(part for one in small for part in ("--set", one)),
+    ]
+    said, shown = own / "said", f"the run is shown at http://{address}/"
+    with said.open("wb") as output:
+        command = [sys.executable, "-m", "nouscoder", *words]
+        process = subprocess.Popen(command, cwd=own, stdout=output, stderr=output, start_new_session=True)
+    try:
+        end = time.monotonic() + 120
+        while process.poll() is None and shown not in said.read_text() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert shown in said.read_text()
+        assert "NousCoder run" in httpx.get(f"http://{address}/").text
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(120)
+
+
+def test_the_live_page_has_tested_commands() -> None:
+    assert any("train my.toml" in block for block in CONSOLE)
+    assert any("demo" in block for block in CONSOLE)
 
 
 def test_the_reward_for_trl_without_trl(grading_url: str) -> None:

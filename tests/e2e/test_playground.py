@@ -73,6 +73,20 @@ def test_the_example_of_every_test_type_is_accepted(new_page: Callable[[], Chrom
     assert troubles(page) == []
 
 
+def test_a_phone_is_told_of_no_keys_that_it_lacks(new_page: Callable[[], Chromium]) -> None:
+    page = new_page()
+    try:
+        for width, shown in ((1280, True), (390, False)):
+            page.ask(
+                "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=not shown
+            )
+            text = page.value("document.body.innerText")
+            assert [words in text for words in ("Ctrl+Enter", "Esc then Tab")] == [shown, shown]
+            assert page.value("document.documentElement.scrollWidth") <= width
+    finally:
+        page.ask("Emulation.clearDeviceMetricsOverride")
+
+
 def test_the_editor_indents_numbers_its_lines_and_can_be_left_by_keyboard(new_page: Callable[[], Chromium]) -> None:
     page = new_page()
     page.value("document.getElementById('code').select()")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from nouscoder.config import load_config
+from nouscoder.errors import Unusable
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
-from nouscoder.evaluation.samples import NoScores, SamplingSettings, scored_problems
+from nouscoder.evaluation.samples import SamplingSettings, scored_problems
 from nouscoder.reward_model.pairs import PairRule, read_pairs, write_pairs
 
 pytestmark = pytest.mark.timeout(600)  # on a busy machine
@@ -30,7 +31,7 @@ def test_the_share_of_passed_tests_is_the_score(tmp_path: Path) -> None:
     evaluate(request, config)
     [found] = scored_problems(problems, tmp_path / "eval")
     assert [sample.is_right for sample in found.samples] == [True, False, False, False]
-    with pytest.raises(NoScores, match="evaluate them with --all-tests"):
+    with pytest.raises(Unusable, match="evaluate them with --all-tests"):
         _ = found.scores
     evaluate(replace(request, all_tests=True), config)
     [found] = scored_problems(problems, tmp_path / "eval")
@@ -44,5 +45,5 @@ def test_the_share_of_passed_tests_is_the_score(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_samples_of_the_problems_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoScores, match="is not the folder of an evaluation"):
+    with pytest.raises(Unusable, match="is not the folder of an evaluation"):
         scored_problems(tmp_path / "problems.jsonl", tmp_path)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.errors import BrokerUnavailable, RedisAddressUnusable
+from nouscoder.broker.errors import BrokerUnavailable
 from nouscoder.broker.redis_address import configured_url, without_password
 from nouscoder.config import BrokerSection, Config
+from nouscoder.errors import Unusable
 
 SECRET = "hunter2"
 
@@ -31,7 +32,7 @@ def test_a_file_of_no_use_is_one_sentence(tmp_path: Path, content: str | None, s
     file = tmp_path / "url"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(RedisAddressUnusable, match=f"redis_url_file {file} .*{sentence}"):
+    with pytest.raises(Unusable, match=f"redis_url_file {file} .*{sentence}"):
         configured_url(BrokerSection(redis_url_file=str(file)))
 
 

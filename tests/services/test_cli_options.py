@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 from rich.text import Text
+from tests.command_line import nouscoder
 from typer.testing import CliRunner
 
 from nouscoder import __version__
@@ -72,3 +73,67 @@ def test_a_service_says_what_it_does_not_serve() -> None:
     section = VerifierSection.model_validate({"http": "127.0.0.1:0", "jobs": {"folder": "jobs"}})
     assert "rollouts of a broker (--broker)" not in (more := section.not_served(with_broker=True))
     assert not {"REST API and playground (--http HOST:PORT)", "jobs (verifier.jobs.folder)"} & set(more)
+
+
+# Each is refused before anything is read: none of the files is there.
+ALONE = [
+    ("demo --gpu", "--gpu", "--real"),
+    ("train my.toml --pass-rates easy.jsonl", "--pass-rates", "--smoke64"),
+    ("train my.toml --smoke-batches 0", "--smoke-batches", "--smoke64"),
+    ("train my.toml --json", "--json", "--smoke64"),
+    ("grade s.jsonl --token x", "--token", "--server"),
+    ("grade s.jsonl --ca x.pem", "--ca", "--server"),
+    ("eval p.jsonl --url http://127.0.0.1:1/v1 --model m --token x", "--token", "--verifier"),
+    ("eval p.jsonl --url http://127.0.0.1:1/v1 --model m --ca x.pem", "--ca", "--verifier"),
+    *(
+        (f"eval p.jsonl --samples s.jsonl {one}", one.split()[0], "--url or --policy")
+        for one in (
+            "--n 8",
+            "--temperature 0.6",
+            "--top-p 1",
+            "--max-tokens 9",
+            "--seed 0",
+            "--prompt lcb",
+            "--extra {}",
+            "--at-once 3",
+        )
+    ),
+    ("sft sample p.jsonl --url http://127.0.0.1:1/v1 --model m --out x.jsonl --token x", "--token", "--verifier"),
+    ("sft sample p.jsonl --url http://127.0.0.1:1/v1 --model m --out x.jsonl --ca x.pem", "--ca", "--verifier"),
+    ("data inspect p.jsonl --rounds 3", "--rounds", "--flaky"),
+    ("data inspect p.jsonl --prompt --flaky", "--flaky", "without --prompt"),
+    ("data inspect p.jsonl --prompt --json", "--json", "without --prompt"),
+    ("data filter f.toml --token x", "--token", "--server"),
+    ("data synthesize s.jsonl --url http://127.0.0.1:1/v1 --model m --token x", "--token", "--server"),
+    ("bench broker --many 9 --scale 1", "--scale", "without --many"),
+    ("bench broker --many 9 --batch 64", "--batch", "without --many"),
+    ("bench learner --row-tokens 64", "--row-tokens", "--shape"),
+    ("bench learner --rows 3", "--rows", "--shape"),
+    ("bench learner --sequences 3", "--sequences", "--shape"),
+    ("bench learner --context", "--context", "--shape"),
+    ("bench learner --set learner.device=cuda", "--set", "--shape"),
+    ("bench learner --shape qwen3-4b --limit 9", "--limit", "--context"),
+    ("bench learner --shape qwen3-4b --threads 2", "--threads", "without --shape"),
+    ("serve broker --broker", "--broker", "serve verifier"),
+    ("serve learner --policy model", "--policy", "serve generation"),
+    ("serve broker --http 127.0.0.1:0", "--http", "verifier and generation"),
+    ("doctor --image x", "--image", "--cluster"),
+    ("doctor --values HERE", "--values", "--cluster"),
+    ("doctor --cluster --values HERE --image x", "--image", "without --values"),
+    ("doctor --cluster --namespace x", "--namespace", "--values"),
+    ("doctor --cluster --release x", "--release", "--values"),
+    ("doctor --cluster --chart HERE", "--chart", "--values"),
+    ("reward-model eval m --problems p.jsonl", "--problems", "--evaluation"),
+    ("reward-model eval m --evaluation e", "--evaluation", "--problems"),
+    ("reward-model eval m --pairs p.jsonl --n 3", "--n", "best of n"),
+]
+
+
+@pytest.mark.parametrize(("typed", "option", "needed"), ALONE, ids=[typed for typed, _, _ in ALONE])
+def test_an_option_without_the_one_that_it_needs_is_refused(typed: str, option: str, needed: str) -> None:
+    answer = nouscoder(*typed.replace("HERE", __file__).split())
+    said = " ".join(answer.stderr.replace("\u2502", " ").split())
+    assert answer.exit_code == 2, answer.output
+    assert f"Invalid value for {option}:" in said, said
+    assert "it is for" in said, said
+    assert needed in said, said

@@ -305,4 +305,4 @@ async def test_the_demo_is_shown_while_it_runs(tmp_path: Path, monkeypatch: pyte
     overrides = [f'run.root="{tmp_path}"', 'run.pages="127.0.0.1:0"']
     assert await demo.demo_run(seed=0, name="shown", resume=False, overrides=overrides) == 0
     assert [state["phase"] for state in seen] == ["learning"]
-    assert any("stay at" in text for text in said)
+    assert any(text.endswith("until Ctrl-C") for text in said)

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import pickle
+import shutil
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -22,10 +23,10 @@ from nouscoder.cli.app import app
 from nouscoder.config import load_config
 from nouscoder.data.importers import contests, run
 from nouscoder.data.importers.contests import UnsafePickle, text_of_pickle
-from nouscoder.data.importers.formats import FORMATS, UnknownFormat
+from nouscoder.data.importers.formats import FORMATS
 from nouscoder.data.importers.run import CannotImport, ImportSummary, import_files, rejections_of
 from nouscoder.data.problem_index import open_index
-from nouscoder.data.problem_parquet import load_problems, read_parquet
+from nouscoder.data.problem_parquet import load_problems, read_parquet, read_problem_file
 from nouscoder.data.problems import Reference, ReferencedProblem, save_problems
 from nouscoder.domain.submission import (
     AssertTests,
@@ -42,6 +43,7 @@ from nouscoder.domain.submission import (
     StdinTests,
     Tests,
 )
+from nouscoder.errors import Unusable
 from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
 SUM = StdinTests((StdinCase("1 2\n", "3\n"), StdinCase("5 5\n", "10\n")))
@@ -653,12 +655,12 @@ def test_an_import_that_was_killed_goes_on_and_gives_the_same_file(
 def test_faults_of_the_request_are_one_sentence(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "data.jsonl", {})
     out = tmp_path / "out.parquet"
-    with pytest.raises(UnknownFormat, match="no format 'livecodebnch': did you mean livecodebench"):
+    with pytest.raises(Unusable, match="no format 'livecodebnch': did you mean livecodebench"):
         import_files("livecodebnch", [file], out)
     with pytest.raises(CannotImport, match="absent does not exist"):
         import_files("taco", [tmp_path / "absent"], out)
     with pytest.raises(CannotImport, match=r"must end in \.parquet"):
-        import_files("taco", [file], tmp_path / "out.jsonl")
+        import_files("taco", [file], tmp_path / "out.json")
     with pytest.raises(CannotImport, match=r"no row could be imported; .*rejected\.jsonl has the reason of each"):
         import_files("taco", [file], out)
     out.touch()
@@ -962,3 +964,40 @@ def test_a_task_of_mbpp_has_one_name(tmp_path: Path, task_id: int | str) -> None
     import_files("mbpp", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "out.parquet")
     (item,) = read_parquet(tmp_path / "out.parquet")
     assert item.problem.problem_id == "Mbpp/2"
+
+
+def test_a_rejected_package_is_named_and_a_time_limit_beyond_the_services_is_rejected(tmp_path: Path) -> None:
+    package(tmp_path / "all" / "right")
+    package(tmp_path / "all" / "slow", yaml="limits: {time_limit: 149.5}")
+    package(tmp_path / "all" / "slower", yaml="limits: {time_limit: 150}")
+    (package(tmp_path / "all" / "broken") / "data/secret/group/2.ans").unlink()
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "all")
+    for place, shown in ((tmp_path / "all", tmp_path / "all"), (Path(archive), Path(archive))):
+        out = tmp_path / f"{shown.name}.parquet"
+        assert import_files("kattis", [place], out).problems == 2
+        rows = [json.loads(line) for line in (tmp_path / f"{out.name}.rejected.jsonl").read_text().splitlines()]
+        assert {row["file"]: row["detail"] for row in rows} == {
+            str(shown / "broken"): "data/secret/group/2.in has no .ans file",
+            str(shown / "slower"): "limits.wall_time_s: must be at most 300.0",
+        }
+
+
+def test_a_package_in_the_working_directory_has_the_name_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(package(tmp_path / "sums"))
+    assert imported(tmp_path, Path()).problem.problem_id == "sums"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.zst"])
+def test_an_import_writes_json_lines_with_the_same_problems(tmp_path: Path, ending: str) -> None:
+    package(tmp_path / "all" / "a")
+    package(tmp_path / "all" / "b", answer="4")
+    out, whole = tmp_path / f"x.{ending}", tmp_path / "x.parquet"
+    summary = import_files("kattis", [tmp_path / "all"], out)
+    assert (summary.problems, summary.out) == (2, str(out))
+    import_files("kattis", [tmp_path / "all"], whole)
+    assert list(read_problem_file(out)) == list(read_parquet(whole))
+    assert {path.name for path in tmp_path.iterdir()} == {"all", out.name, whole.name, f"{whole.name}.index"}
+    with pytest.raises(CannotImport, match="exists already"):
+        import_files("kattis", [tmp_path / "all"], out)

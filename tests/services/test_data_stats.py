@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 from nouscoder.broker.core import Broker
 from nouscoder.broker.serving import serve_broker
 from nouscoder.cli.app import app
-from nouscoder.cli.data import NoStatistics, stats_text
+from nouscoder.cli.data import stats_text
 from nouscoder.cli.status import broker_of
 from nouscoder.config import Config
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState
+from nouscoder.errors import Unusable
 from nouscoder.learner.state.curriculum_copy import FILE, CurriculumCopy, read_copy
 from nouscoder.rpc.channel import PeerUnreachable
 
@@ -55,7 +56,7 @@ async def test_the_statistics_of_a_run_are_a_table_and_a_file_of_pass_rates(
     rates.write_text(await stats_text(config, live=True, limit=1, as_json=True))
     assert read_pass_rates(rates) == {record.problem_id: PassCount(2, 4) for record in records}
     other = config.model_copy(update={"run": config.run.model_copy(update={"name": "another"})})
-    with pytest.raises(NoStatistics, match="not another"):
+    with pytest.raises(Unusable, match="not another"):
         await stats_text(other, live=True, limit=0, as_json=False)
 
 
@@ -93,7 +94,7 @@ async def test_without_a_broker_the_copy_is_shown_and_a_damaged_one_stops_nothin
         assert len(json.loads(answer.output)) == 2
         file = config.run.folder / FILE
         file.write_text('{"cursor": 1, "problems": {"p0": "1 2"}}')
-        with pytest.raises(NoStatistics, match="not a record"):
+        with pytest.raises(Unusable, match="not a record"):
             await stats_text(config, live=False, limit=0, as_json=False)
         assert await copy.state() == CurriculumState()
         file.unlink()

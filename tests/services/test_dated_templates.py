@@ -25,6 +25,7 @@ from nouscoder.generation.service import _asking
 from nouscoder.policy_folder import prompt_file
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, prompt_lines, recorded_prompt, trained_prompt
 from nouscoder.policy_folder.tokenizer import load_tokenizer
+from nouscoder.reward_model.model import AnswerEncoder
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.preflight import with_policy_folder
 from nouscoder.run.resume import note_given
@@ -70,6 +71,14 @@ def dated(tmp_path: Path) -> Path:
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     (folder / "chat_template.jinja").write_text(CALLS["Llama 3.2"][0] + TURNS)
     return folder
+
+
+def test_a_reward_model_is_asked_on_one_day_whenever_it_is_trained_and_scores(dated: Path) -> None:
+    """Its prompts had the day of the command, so scores of another day were not those of the training."""
+    ids = AnswerEncoder(dated, 512)("Add.", "1")
+    assert "26 Jul 2024" in load_tokenizer(dated).decode(ids)
+    (dated / PROMPT_FILE).write_text(prompt_json(PromptSettings(date="2026-01-05")))
+    assert "05 Jan 2026" in load_tokenizer(dated).decode(AnswerEncoder(dated, 512)("Add.", "1")), "its policy's"
 
 
 def ids_of(config: Config, folder: Path) -> list[int]:

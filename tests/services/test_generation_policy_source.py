@@ -20,12 +20,13 @@ from nouscoder.config import Config, RunSection
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import VersionSpan
+from nouscoder.errors import Unusable
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.weights.cache import PolicyCache, PolicyCacheUnusable, PolicyGone, PolicyUnusable
+from nouscoder.generation.weights.cache import PolicyCache, PolicyGone, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import LearnerSource
 from nouscoder.learner.publication.published import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
@@ -399,7 +400,7 @@ def test_a_cache_belongs_to_one_process_and_starts_without_partial_files(tmp_pat
         (folder / f"00000001-aa/model.safetensors.{ending}").write_bytes(b"half")
     cache = PolicyCache(folder)
     assert [path.name for path in folder.rglob("*") if path.is_file()] == [".lock"]
-    with pytest.raises(PolicyCacheUnusable, match=r"another process uses generation\.cache"):
+    with pytest.raises(Unusable, match=r"another process uses generation\.cache"):
         PolicyCache(folder)
     cache.close()
     PolicyCache(folder).close()
@@ -407,5 +408,5 @@ def test_a_cache_belongs_to_one_process_and_starts_without_partial_files(tmp_pat
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(PolicyCacheUnusable, match=r"generation\.cache .* cannot be written: Not a directory"):
+    with pytest.raises(Unusable, match=r"generation\.cache .* cannot be written: Not a directory"):
         PolicyCache(tmp_path / "file" / "cache")

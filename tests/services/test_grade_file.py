@@ -24,6 +24,7 @@ from nouscoder.data.bounded_files import UnreadableFile
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
+from nouscoder.errors import WrongUse
 from nouscoder.grade_files.answers import _require_service
 from nouscoder.grade_files.grade_file import FileRequest, GradeSummary, NothingToGrade, OutputFault
 from nouscoder.grade_files.grade_file import grade_file as grade
@@ -273,12 +274,21 @@ def test_an_output_of_another_input_is_not_resumed(tmp_path: Path, config: Confi
     with pytest.raises(OutputFault, match="has id 'y' where the input has 'x'"):
         grade(FileRequest(path, out, resume=True), config)
     assert "y" in out.read_text()
-    for notes in ("my notes\n", '{"note": 1}\n', '{"id": 1, "verdict": "accepted"}\nmy notes\n'):
+    whole = '{"id": 1, "verdict": "accepted"}\n'
+    others = (
+        "my notes\n",
+        "my notes",
+        '{"note": 1}\n',
+        '{"id": 1, "note": 1}\n',
+        '{"id": 1, "completion": "a"}',
+        "[1]",
+    )
+    for notes in (*others, *(whole + one for one in others), '{"id": 1, "error": "no answer"}\nmy notes\n'):
         out.write_text(notes)
         with pytest.raises(OutputFault, match=r"holds lines that are no verdicts|is no output of this input"):
             grade(FileRequest(path, out, resume=True), config)
         assert out.read_text() == notes
-    with pytest.raises(OutputFault, match="--resume needs --out"):
+    with pytest.raises(WrongUse, match="--resume needs --out"):
         grade(FileRequest(path, resume=True), config)
 
 

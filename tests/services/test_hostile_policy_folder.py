@@ -18,6 +18,7 @@ import torch
 from nouscoder.config.generation import EnvironmentSection, GenerationSection
 from nouscoder.demo.policy import build_policy, save_policy
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.errors import Unusable
 from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineUnusable
 from nouscoder.generation.engines.torch import TorchEngine
@@ -26,11 +27,11 @@ from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.openai.completions import PromptEncoder
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, parsed
-from nouscoder.learner.model.weights import WeightsError, empty_model, load_model
+from nouscoder.learner.model.weights import empty_model, load_model
 from nouscoder.policy_folder import chat_template
 from nouscoder.policy_folder.chat_template import ChatTemplate, TemplateFailed, TemplateLimit
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
-from nouscoder.reward_model.model import RewardModelUnusable, load_reward_model, new_reward_model
+from nouscoder.reward_model.model import load_reward_model, new_reward_model
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
@@ -49,11 +50,11 @@ def engine_of(folder: Path) -> TorchEngine:
 
 
 LOADERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
-    "model": (load_model, WeightsError),
-    "empty model": (empty_model, WeightsError),
+    "model": (load_model, Unusable),
+    "empty model": (empty_model, Unusable),
     "tokenizer": (load_tokenizer, TokenizerError),
-    "reward model": (load_reward_model, RewardModelUnusable),
-    "new reward model": (new_reward_model, RewardModelUnusable),
+    "reward model": (load_reward_model, Unusable),
+    "new reward model": (new_reward_model, Unusable),
     "torch engine": (engine_of, EngineUnusable),
     "vllm engine": (Architecture, EngineUnusable),
 }

@@ -101,7 +101,8 @@ def outcome(name: str, file: Path, number: int) -> object:
         summary = import_files(name, [file], out)
     except Exception as error:  # nothing could be imported
         return type(error)
-    return list(read_parquet(out)), [line["reason"] for line in rejections_of(Path(summary.rejections))]
+    listed = rejections_of(Path(summary.rejections)) if summary.rejected else []
+    return list(read_parquet(out)), [line["reason"] for line in listed]
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - FOLDERS))

@@ -16,8 +16,9 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from nouscoder.config import Attention, Config, LearnerSection, PolicySection, RunSection
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.rollout import Rollout
+from nouscoder.errors import Unusable
 from nouscoder.learner.loading import trainer_at
-from nouscoder.learner.model.admission import NotAdmitted, admit, probes, row_of
+from nouscoder.learner.model.admission import admit, probes, row_of
 from nouscoder.learner.model.attention import use_attention
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
 from nouscoder.learner.model.packing import attend_packed, packs
@@ -86,11 +87,11 @@ def test_so_has_one_in_bfloat16(tmp_path: Path, kind: str) -> None:
 
 def test_a_model_that_looks_ahead_is_refused_as_policy_and_as_teacher(tmp_path: Path) -> None:
     folder = saved(tiny_model("bert"), tmp_path / "policy")
-    with pytest.raises(NotAdmitted, match="type bert cannot be trained: what the learner computes differs"):
+    with pytest.raises(Unusable, match="type bert cannot be trained: what the learner computes differs"):
         trainer_at(config_of(tmp_path, folder), None)
     own = saved(random_policy(0), tmp_path / "own")
     objective = {"name": "distillation", "teacher": str(folder)}
-    with pytest.raises(NotAdmitted, match="type bert"):
+    with pytest.raises(Unusable, match="type bert"):
         trainer_at(config_of(tmp_path, own, objective=objective), None)
 
 
@@ -111,14 +112,14 @@ def test_rows_suit_the_policy_and_its_teacher(tmp_path: Path) -> None:
 def test_a_head_that_is_not_linear_is_refused_in_a_sentence() -> None:
     model = random_policy(0)
     model.lm_head = torch.nn.Sequential(model.lm_head)
-    with pytest.raises(NotAdmitted, match="its head is a Sequential, and only a linear head is supported"):
+    with pytest.raises(Unusable, match="its head is a Sequential, and only a linear head is supported"):
         admit(Scorer(model), torch.float32)
 
 
 def test_a_forward_pass_that_fails_is_refused_with_what_to_set() -> None:
     model = random_policy(0).bfloat16()
     model.lm_head.float()
-    with pytest.raises(NotAdmitted, match=r'own forward pass fails in bfloat16 \(.*\): set learner.dtype = "float32"'):
+    with pytest.raises(Unusable, match=r'own forward pass fails in bfloat16 \(.*\): set learner.dtype = "float32"'):
         admit(Scorer(model), torch.bfloat16)
 
 
@@ -132,7 +133,7 @@ def test_a_scale_that_the_learner_does_not_know_is_refused(monkeypatch: pytest.M
         return output
 
     monkeypatch.setattr(model, "forward", scaled)
-    with pytest.raises(NotAdmitted, match="qwen3 cannot be trained"):
+    with pytest.raises(Unusable, match="qwen3 cannot be trained"):
         admit(Scorer(model), torch.float32)
 
 

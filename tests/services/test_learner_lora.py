@@ -125,6 +125,15 @@ def test_adapters_of_all_ranks_begin_alike_and_do_not_use_the_common_random_stat
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_the_learner_says_what_adapters_reach(caplog: pytest.LogCaptureFixture) -> None:
+    """Only `train` and `sft` said it: of a learner started apart, nobody knew what stays frozen."""
+    with caplog.at_level("INFO"):
+        trainer_of(random_policy(0))
+    (line,) = (record.getMessage() for record in caplog.records if "learner.lora" in record.getMessage())
+    assert line.startswith("learner.lora: adapters of rank ")
+    assert "of the decoder's weights" in line
+
+
 def test_a_target_that_is_no_linear_layer_is_named() -> None:
     with pytest.raises(ValueError, match=r"^learner\.lora\.target_modules: input_layernorm is no linear layer"):
         add_adapters(random_policy(0), LoraSection(rank=2, target_modules=("q_proj", "input_layernorm")), seed=0)

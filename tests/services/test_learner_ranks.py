@@ -167,7 +167,7 @@ def test_ranks_have_the_gradients_of_one_process_where_each_row_has_one_sequence
 def test_such_a_policy_is_refused_where_ranks_share_rows(start: Start, tmp_path: Path) -> None:
     assert start("gradient-stablelm-context", tmp_path, 2) == [1, 1]
     for rank in (0, 1):
-        assert "NotAdmitted: a model of type stablelm cannot be trained with learner.context_parallel" in log_of(
+        assert "Unusable: a model of type stablelm cannot be trained with learner.context_parallel" in log_of(
             tmp_path, rank
         )
 

@@ -26,8 +26,9 @@ from nouscoder.atomic_files import StorageError, numbered, whole_folder, write_w
 from nouscoder.config import Config, DapoSettings, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.errors import Unusable
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.model.weights import WeightsError, load_model, put_weights, weights_of
+from nouscoder.learner.model.weights import load_model, put_weights, weights_of
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
@@ -306,12 +307,12 @@ def stored_in(manifest: PolicyManifest) -> tuple[dict[str, torch.Tensor], Path]:
 
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
     manifest = publish(PolicyPublisher(tmp_path, keep=2), random_policy(0, num_layers=1), 0, 0)
-    with pytest.raises(WeightsError, match=r"another model: model\.layers\.1"):
+    with pytest.raises(Unusable, match=r"another model: model\.layers\.1"):
         put_weights(random_policy(0), *stored_in(manifest))
     narrow = publish(PolicyPublisher(tmp_path, keep=2), random_policy(0, hidden_size=16), 1, 0)
-    with pytest.raises(WeightsError, match="another model"):
+    with pytest.raises(Unusable, match="another model"):
         put_weights(random_policy(0), *stored_in(narrow))
-    with pytest.raises(WeightsError, match="nothing is not a folder, so it holds no policy"):
+    with pytest.raises(Unusable, match="nothing is not a folder, so it holds no policy"):
         load_model(tmp_path / "nothing")
 
 

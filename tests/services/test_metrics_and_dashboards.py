@@ -78,7 +78,9 @@ def fresh_registries() -> list[CollectorRegistry]:
     """The registries of the four services after their start. The broker's run is empty."""
     verifier, learner, broker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     VerifierMetrics(verifier).scraped.backends = lambda: {"modal": BackendUse(0, 0, 0, "")}
-    LearnerMetrics(learner).watch_evaluations(RecordedEvaluations(Path("/no/run")))
+    of_learner = LearnerMetrics(learner)
+    of_learner.watch_evaluations(RecordedEvaluations(Path("/no/run")))
+    of_learner.watch_storage(Path("/"))
     collector = BrokerCollector()
     empty = Ledger(0, 0, 0, 0, 0, {state.value: 0 for state in IN_FLIGHT})
     streams = tuple(StreamStatus(stream, 0, 0, 0, 0) for stream in STREAMS)

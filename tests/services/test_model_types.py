@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from nouscoder.config import Config, PolicySection, RunSection
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.rollout import Rollout
+from nouscoder.errors import Unusable
 from nouscoder.generation.engines.architecture import Architecture
-from nouscoder.learner.model.admission import NotAdmitted, admit
+from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.logprobs import Head, Scorer, score_tokens
 from nouscoder.learner.model.packing import attend_packed, pack, packs, row_budget
 from nouscoder.learner.model.synthetic import write_policy_folder
@@ -98,7 +99,7 @@ def admitted(model: PreTrainedModel) -> str:
     attend_packed(model)
     try:
         admit(Scorer(model), torch.float32)
-    except NotAdmitted as error:
+    except Unusable as error:
         return REFUSED if SENTENCE.fullmatch(str(error)) else str(error)
     return PACKED if packs(model) else ALONE
 

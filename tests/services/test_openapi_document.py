@@ -14,7 +14,7 @@ import jsonschema_rs
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from nouscoder.config import JobsSection, TestsSection
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
@@ -24,6 +24,11 @@ from nouscoder.store.tests import TestsCache
 from nouscoder.verifier.access.gatekeeper import is_open_path
 from nouscoder.verifier.access.quotas import ClientTests, Quotas
 from nouscoder.verifier.api.capabilities import Capabilities
+from nouscoder.verifier.api.compat.mcp import add_mcp
+from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym
+from nouscoder.verifier.api.compat.openenv import add_openenv
+from nouscoder.verifier.api.compat.problem_set import ProblemSet
+from nouscoder.verifier.api.openapi import openapi_document
 from nouscoder.verifier.api.pages import digest_source
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import CodeRunner
@@ -227,3 +232,35 @@ async def test_the_page_and_its_parts_come_from_this_service_alone(tmp_path: Pat
             assert "immutable" in part.headers["cache-control"]
             assert digest == digest_source(part.content)
             assert f"'{digest}'" in policy or path.endswith(".css")
+
+
+# Calls of other projects that the document of the service does not have, with the reason.
+ELSEWHERE = {
+    ("POST", "/mcp/"): "/mcp under another name",
+    ("GET", "/mcp"): "answers 405: no stream of the server's own",
+    ("DELETE", "/mcp"): "answers 405: no session to end",
+}
+
+
+async def test_the_calls_of_other_projects_are_in_the_document(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        app, enter = service.app, service.drain_state.enter
+        own = {route.path for route in app.routes if isinstance(route, Route)}
+        grader = Grader(FakeSandbox(), VerifierMetrics(CollectorRegistry()))
+        problems = ProblemSet(None, grader, TestsCache(tmp_path / "tests", 1_000_000))
+        add_nemo_gym(app, grader, enter, MAX_BODY, MAX_BODY)
+        add_mcp(app, CodeRunner(grader, Quotas()), problems, enter, MAX_BODY)
+        add_openenv(app, problems, MemoryBudget(1 << 20), enter, MAX_BODY)
+        document = openapi_document(app, ("python",), needs_token=False)
+        added = {
+            (method, route.path)
+            for route in app.routes
+            if isinstance(route, Route) and route.path not in own
+            for method in route.methods or ()
+        }
+        documented = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
+        assert added - documented == set(ELSEWHERE)
+        assert {"/verify", "/seed_session", "/aggregate_metrics", "/reverify_mode", "/mcp"} <= document["paths"].keys()
+        mounted = {route.path for route in app.routes if isinstance(route, Mount)}
+        assert all(f"{path}/openapi.json" in document["info"]["description"] for path in mounted)
+        assert (await service.http.get("/openenv/openapi.json")).status_code == 200

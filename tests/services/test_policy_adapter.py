@@ -258,7 +258,7 @@ def spoiled(fault: str, manifest: PolicyManifest) -> PolicyManifest:
     [
         ("cut file", "bytes, its manifest says"),
         ("cut before its checksum was taken", "holds no readable adapter"),
-        ("no alpha", "holds no readable adapter"),
+        ("no alpha", "is not NousCoder's, so .*: merge it with PEFT"),
         ("other base", "has the SHA-256 .* its manifest says"),
         ("wrong shape", r"do not fit model\.layers\.0\.self_attn\.q_proj"),
         ("wrong rank", r"do not fit model\.layers\.0\.self_attn\.q_proj"),

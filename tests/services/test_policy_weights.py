@@ -14,16 +14,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, Qwen3MoeConfig
 
 from nouscoder.config import load_config
+from nouscoder.errors import Unusable
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.learner.model.weights import WeightsError, load_model, stored_dtypes
+from nouscoder.learner.model.weights import load_model, stored_dtypes
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.inspection import weights_faults
 from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE, WeightsMissing, weights_files
-from nouscoder.reward_model.model import RewardModelUnusable, load_reward_model, new_reward_model
+from nouscoder.reward_model.model import load_reward_model, new_reward_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -37,7 +38,7 @@ SIZES: dict[str, Any] = {
 GATE = "model.layers.0.mlp.gate_proj.weight"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 ROTARY = "model.layers.1.self_attn.rotary_emb.inv_freq"
-REFUSALS = (WeightsError, RewardModelUnusable, EngineError, WeightsMissing)
+REFUSALS = (Unusable, EngineError, WeightsMissing)
 
 
 def from_config(kind: Any, config: Any) -> Any:
@@ -166,7 +167,7 @@ def test_a_reward_model_without_its_head_is_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     load_reward_model(tmp_path)
     changed(tmp_path, lambda tensors: tensors.pop("score.weight"))
-    with pytest.raises(RewardModelUnusable, match=r"lacks score\.weight"):
+    with pytest.raises(Unusable, match=r"lacks score\.weight"):
         load_reward_model(tmp_path)
 
 

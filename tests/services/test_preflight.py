@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -574,3 +575,56 @@ def test_held_out_problems_that_are_training_problems_are_counted(tmp_path: Path
     num_leaked = sum(one.prompt in texts for one in held_out)
     assert f"{num_leaked} of {len(held_out)} held-out problems are training problems" in line
     assert f"(0 by name, {num_leaked} by text)" in line
+
+
+def leaves_nothing(home: Home, *words: str) -> str:
+    """What the command says; then the same command without `words` gets as far as its processes."""
+    file = home.toml()
+    answer = nouscoder("train", file, *words)
+    assert answer.exit_code == 78, answer.output
+    assert not (home.root / "runs").exists()
+    smoke = [word for word in words if word == "--smoke64"]
+    assert isinstance(CliRunner().invoke(app, ["train", str(file), *smoke]).exception, Started)
+    return answer.stderr
+
+
+def test_pages_that_cannot_be_served_are_found_before_the_folder_is_made(home: Home) -> None:
+    assert leaves_nothing(home, "--set", "run.pages=hello") == (
+        "nouscoder: run.pages: 'hello' is not of the form host:port\n"
+    )
+    shutil.rmtree(home.root / "runs")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        address = f"127.0.0.1:{busy.getsockname()[1]}"
+        assert f"run.pages: cannot listen on {address}" in leaves_nothing(home, "--set", f"run.pages={address}")
+
+
+def test_the_api_of_agents_that_cannot_be_served_is_found_too(home: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        address = f"127.0.0.1:{busy.getsockname()[1]}"
+        assert f"generation.openai.http: cannot listen on {address}" in leaves_nothing(
+            home, "--set", f"generation.openai.http={address}"
+        )
+
+
+def test_the_demos_pages_are_checked_before_its_folder_is_made(home: Home) -> None:
+    answer = nouscoder("demo", "--set", "run.pages=hello")
+    assert (answer.exit_code, answer.stderr) == (78, "nouscoder: run.pages: 'hello' is not of the form host:port\n")
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize("rates", ["nofile", "few.jsonl", "broken.jsonl"])
+def test_pass_rates_of_a_smoke_test_are_read_before_its_folder_is_made(
+    home: Home, rates: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.write("few.jsonl", json.dumps({"problem_id": "train-1", "passed": 1, "sampled": 2}) + "\n")
+    home.write("broken.jsonl", "{\n")
+    monkeypatch.chdir(home.root)
+    assert rates in leaves_nothing(home, "--smoke64", "--pass-rates", rates)
+
+
+def test_an_empty_configuration_is_named(home: Home) -> None:
+    for name, command in (("empty.toml", "train"), ("empty.json", "prepare-run")):
+        home.write(name, " \n")
+        answer = nouscoder(command, home.root / name)
+        assert answer.exit_code == 78
+        assert answer.stderr == f"nouscoder: {home.root / name} is empty: nouscoder init writes a configuration\n"

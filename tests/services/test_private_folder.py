@@ -19,8 +19,8 @@ from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problems import ProblemFileError, save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
-from nouscoder.errors import NousCoderError
-from nouscoder.generation.weights.cache import PolicyCache, PolicyCacheUnusable
+from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.generation.weights.cache import PolicyCache
 from nouscoder.private_folder import NoFolder, NotPrivate, is_trusted, private_folder, socket_folder, temporary_folder
 from nouscoder.run.folder import RunFolder, RunFolderError
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, packed
@@ -130,7 +130,7 @@ def test_a_file_of_tests_that_another_user_wrote_is_broken(tmp_path: Path) -> No
 @pytest.mark.parametrize("prepare", HOSTILE)
 def test_a_cache_of_policies_of_another_user_is_one_sentence(prepare: Callable[[Path], None], shared: Path) -> None:
     prepare(shared / "policies")
-    with pytest.raises(PolicyCacheUnusable, match=r"generation.cache: .*policies"):
+    with pytest.raises(Unusable, match=r"generation.cache: .*policies"):
         PolicyCache(shared / "policies")
 
 

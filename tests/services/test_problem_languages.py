@@ -22,6 +22,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import Prelude, StdinCase, StdinTests, Tests
 from nouscoder.domain.verdict import RewardTerms, VerdictKind, reward_of
+from nouscoder.errors import Unusable
 from nouscoder.evaluation import evaluate as evaluating
 from nouscoder.evaluation.samples import SamplingSettings
 from nouscoder.generation.environments.prompts import SingleTurn
@@ -207,7 +208,7 @@ async def test_a_run_is_refused_whose_verifier_lacks_a_language(
     await run_languages.require_languages(external)
     assert not (tmp_path / "train.jsonl.index").exists(), "building the index is the broker's work"
     open_index(external).close()
-    with pytest.raises(run_languages.LanguagesMissing) as refused:
+    with pytest.raises(Unusable) as refused:
         await run_languages.require_languages(external)
     assert str(refused.value) == (
         "the verifier lacks go, rust, in which 3 of 6 training problems may be answered: install it where candidates"

@@ -15,9 +15,10 @@ from nouscoder.data.problem_index import open_index
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.errors import Unusable
 from nouscoder.rpc.channel import PeerRefused
 from nouscoder.rpc.verifier_client import VerifierClient
-from nouscoder.run.languages import LanguagesMissing, require_languages
+from nouscoder.run.languages import require_languages
 
 TESTS = StdinTests((StdinCase("1", "1"),))
 NEEDS = [("no_lib_a",), ("json", "no_lib_b"), ("json",), ()]
@@ -80,6 +81,6 @@ async def test_a_run_asks_its_verifier_whose_candidates_are_elsewhere(
     config = load_config(None, [f"problems.train={file}", f"problems.held_out={tmp_path}/held.jsonl"])
     with closing(open_index(config)) as index:
         assert index.libraries() == {"p0": "no_lib_a", "p1": "json,no_lib_b", "p2": "json"}
-    with pytest.raises(LanguagesMissing, match="1 of 4 training problems need no_lib_b, which"):
+    with pytest.raises(Unusable, match="1 of 4 training problems need no_lib_b, which"):
         await require_languages(config)
     assert asked == [("json", "no_lib_a", "no_lib_b")]

@@ -13,9 +13,10 @@ from redis._parsers.base import BaseParser
 
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
-from nouscoder.broker.errors import BrokerError, BrokerUnavailable, RedisAddressUnusable, RedisFull
+from nouscoder.broker.errors import BrokerError, BrokerUnavailable, RedisFull
 from nouscoder.broker.redis_client import open_client
 from nouscoder.broker.store import Pressure
+from nouscoder.errors import Unusable
 from nouscoder.store.redis_records import PASSING, kind_of
 
 # What Redis 6.2 and 7.0 say, copied from their answers.
@@ -196,7 +197,7 @@ async def test_the_broker_looks_how_full_redis_is(own: ForgetfulRedis, settings:
     ],
 )
 def test_an_address_of_no_use_is_one_sentence(url: str, sentence: str) -> None:
-    with pytest.raises(RedisAddressUnusable, match=f"URL of Redis cannot be used: .*{sentence}"):
+    with pytest.raises(Unusable, match=f"URL of Redis cannot be used: .*{sentence}"):
         open_client(url, 1.0)
 
 

@@ -123,6 +123,14 @@ def test_an_edit_of_the_file_is_a_new_value_and_so_is_what_it_says_no_longer(hom
     assert home.resume().changes == {}
 
 
+def test_a_run_keeps_the_layers_of_its_adapters_when_nobody_names_them(home: Home) -> None:
+    names = ("q_proj", "v_proj")  # as the default of an earlier release, which the run's folder records
+    home.begin("learner.lora.rank=4", f"learner.lora.target_modules={json.dumps(names)}")
+    assert home.resume("learner.learning_rate=1e-6").config.learner.lora.target_modules == names
+    with pytest.raises(RunChanged, match=r"learner\.lora"):
+        home.resume("learner.lora.target_modules=[]")
+
+
 def test_another_objective_in_the_file_comes_with_all_its_keys(home: Home) -> None:
     objective = "[learner.objective]\nname = {}\nclip_low = 0.1\n"
     home.file.write_text(FILE + objective.format('"dapo"'))

@@ -18,20 +18,20 @@ from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.evaluation.samples import NoScores, ScoredProblem, ScoredSample
+from nouscoder.errors import Unusable
+from nouscoder.evaluation.samples import ScoredProblem, ScoredSample
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.reward_model import train
-from nouscoder.reward_model.evaluate import Mean, NothingToScore, evaluate_best_of_n, pair_accuracy, rm_bench
+from nouscoder.reward_model.evaluate import Mean, evaluate_best_of_n, pair_accuracy, rm_bench
 from nouscoder.reward_model.model import (
     AnswerEncoder,
-    RewardModelUnusable,
     head_of,
     load_reward_model,
     new_reward_model,
     row_scores,
     scores_of,
 )
-from nouscoder.reward_model.pairs import NoPairs, PairBody, PairRule, read_pairs, write_pairs
+from nouscoder.reward_model.pairs import PairBody, PairRule, read_pairs, write_pairs
 from nouscoder.reward_model.train import TrainingSettings, train_reward_model
 
 
@@ -159,7 +159,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(
         with pytest.raises(Killed):
             train_reward_model(policy, pairs_of(96, 1), out, SETTINGS)
     assert not out.exists()
-    with pytest.raises(RewardModelUnusable, match="of another training"):
+    with pytest.raises(Unusable, match="of another training"):
         train_reward_model(policy, pairs_of(96, 2), out, SETTINGS)
     asked: list[int] = []
 
@@ -186,7 +186,7 @@ def test_an_answer_that_is_too_long_is_cut_and_keeps_its_end_token(policy: Path)
 @pytest.mark.parametrize("kind", ["policy", "absent"])
 def test_what_is_no_reward_model_is_refused_in_one_sentence(policy: Path, tmp_path: Path, kind: str) -> None:
     folder = policy if kind == "policy" else tmp_path / "absent"
-    with pytest.raises(RewardModelUnusable, match=r"is no reward model but Qwen3ForCausalLM|not hold a usable model"):
+    with pytest.raises(Unusable, match=r"is no reward model but Qwen3ForCausalLM|not hold a usable model"):
         load_reward_model(folder)
 
 
@@ -203,9 +203,9 @@ def test_pairs_are_written_by_the_rule_and_read_again(tmp_path: Path) -> None:
     assert (counts.problems, counts.with_pairs, counts.pairs) == (2, 1, 1)
     [pair] = read_pairs(tmp_path / "pairs.jsonl")
     assert (pair.prompt, pair.chosen, pair.rejected) == ("A?", "best", "half")
-    with pytest.raises(NoPairs, match="no two samples"):
+    with pytest.raises(Unusable, match="no two samples"):
         write_pairs(problems[1:], PairRule(), 0, 0, tmp_path / "none.jsonl")
-    with pytest.raises(NoScores, match="evaluate them with --all-tests"):
+    with pytest.raises(Unusable, match="evaluate them with --all-tests"):
         write_pairs([ScoredProblem("c", "C?", (sample(None),))], PairRule(), 0, 0, tmp_path / "none.jsonl")
     assert not (tmp_path / "none.jsonl").exists()
 
@@ -226,7 +226,7 @@ def test_best_of_n_lies_between_pass_at_1_and_pass_at_n() -> None:
     blind = evaluate_best_of_n(problems, 4, lambda asked: [0.0] * len(asked))
     assert blind.best_of_n == blind.pass_at_1
     assert blind.correlation is None
-    with pytest.raises(NothingToScore, match="3 problems have fewer than 5 samples, such as a, b, c"):
+    with pytest.raises(Unusable, match="3 problems have fewer than 5 samples, such as a, b, c"):
         evaluate_best_of_n(problems, 5, lambda asked: [0.0] * len(asked))
 
 
@@ -248,7 +248,7 @@ def test_rm_bench_by_style_and_domain(tmp_path: Path) -> None:
         "domain math": pytest.approx(2 / 3),
     }
     file.write_text(json.dumps([lines[0] | {"rejected": ["-", "--"]}]))
-    with pytest.raises(NothingToScore, match="record 0 has not as many"):
+    with pytest.raises(Unusable, match="record 0 has not as many"):
         rm_bench(file, lambda asked: [0.0] * len(asked))
 
 
@@ -270,4 +270,4 @@ def test_the_commands_train_and_measure(policy: Path, tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["reward-model", "eval", str(out), "--pairs", str(file), "--json"])
     assert json.loads(answer.stdout)["pair_accuracy"]["value"] > 0.9
     answer = CliRunner().invoke(app, ["reward-model", "eval", str(out)])
-    assert isinstance(answer.exception, NothingToScore)
+    assert isinstance(answer.exception, Unusable)

@@ -172,6 +172,17 @@ def test_a_page_is_bounded_and_says_what_it_leaves_out(tmp_path: Path) -> None:
     assert all(len(one["ratios"]) == len(one["tokens"]) for one in shown)
 
 
+def test_a_page_says_of_how_many_its_rollouts_are_a_sample(tmp_path: Path) -> None:
+    write_records(tmp_path, [record_of(0, "ab"), record_of(1, "cd")], [record_of(2, "ef")])
+    (tmp_path / "config.toml").write_text("[broker]\nbatch_size = 64\n")
+    lines = [{"step": step, "batch_id": step // 2} for step in range(160)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = rollouts_page(tmp_path)
+    assert "<dt>batches</dt><dd>2 of 80</dd>" in page
+    assert "<dt>rollouts</dt><dd>3 of 5\u2009120</dd>" in page
+    assert "A sample" in page
+
+
 def test_damaged_files_and_a_run_without_records_have_a_page(tmp_path: Path) -> None:
     assert "There are no records of tokens yet" in rollouts_page(tmp_path)
     write_records(tmp_path, [record_of(0, "ab")])

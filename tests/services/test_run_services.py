@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from nouscoder.atomic_files import FolderInUse
+from nouscoder.atomic_files import FolderInUse, write_whole
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.config.tree import NOTHING_GIVEN
 from nouscoder.data.problem_parquet import load_problems
@@ -28,8 +29,11 @@ from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
 from nouscoder.rpc.addresses import AddressError
 from nouscoder.rpc.server import Health, Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
-from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently
+from nouscoder.run import folder as run_folder
+from nouscoder.run import resume
+from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently, record_of
 from nouscoder.run.pages import FILES, ROLLOUTS, open_pages
+from nouscoder.run.resume import CONTINUES, HISTORY
 from nouscoder.run.services import EVALUATION_BEFORE, ExternalServices, ServiceAway, deployment
 from nouscoder.run.view import View
 
@@ -103,14 +107,85 @@ async def test_a_policy_that_is_made_after_the_first_start_changes_no_prompt(tmp
 # Changed configurations
 
 
-def test_a_harmless_change_is_applied(tmp_path: Path) -> None:
+async def test_a_harmless_change_is_applied(tmp_path: Path) -> None:
     RunFolder.attach(external_config(tmp_path)).close()
     changed = external_config(
         tmp_path, "learner.learning_rate=5e-5", "broker.grpc=elsewhere:50052", "run.total_batches=40"
     )
-    folder = RunFolder.attach(changed)
-    assert load_config(folder.config_file) == changed
+    (await deployment(changed).open_folder(changed, False, NOTHING_GIVEN)).folder.close()
+    assert load_config(changed.run.folder / "config.toml") == changed
+
+
+GOES_ON = {
+    "run.total_batches": "20",
+    "run.max_filtered_batches": "4",
+    "run.guards.entropy_floor": "0.02",
+    "evaluation.end_at_pass_at_1": "0.9",
+    "evaluation.end_after_no_gain": "3",
+    "broker.drop_zero_variance": "false",
+    "broker.max_filtered_groups": "9",
+    "broker.curriculum.retire_pass_rate": "0.9",
+}
+
+
+def ended_run(root: Path) -> RunFolder:
+    """A run of 10 batches that ended after 4."""
+    config = external_config(root, "run.total_batches=10")
+    policy = config.in_run_folder(config.policy.path)
+    for path in (config.problems.train, config.problems.held_out):
+        config.in_run_folder(path).parent.mkdir(parents=True, exist_ok=True)
+        config.in_run_folder(path).write_text("")
+    policy.mkdir(parents=True)
+    folder = RunFolder.attach(config)
+    folder.write_json("summary.json", {"steps": 4 * config.learner.steps_per_batch})
+    return folder
+
+
+@pytest.mark.parametrize("key", CONTINUES)
+async def test_a_finished_run_goes_on_after_its_inputs_were_prepared_again(tmp_path: Path, key: str) -> None:
+    """In a pod of the learner a container prepares the inputs with the new values before `train` sees them."""
+    folder = ended_run(tmp_path)
     folder.close()
+    every = ("evaluation.every_batches=2",) if key.startswith("evaluation.") else ()
+    (changed,) = [one for one in GOES_ON if one == key or one.startswith(f"{key}.")]
+    now = external_config(tmp_path, "run.total_batches=10", *every, f"{changed}={GOES_ON[changed]}")
+    for start in range(2):
+        await prepare_run(now, only_problems=False, view=View())
+        opened = await deployment(now).open_folder(now, False, NOTHING_GIVEN)
+        opened.folder.close()
+        assert folder.read_json("summary.json") is None, start
+        (line,) = (folder.path / HISTORY).read_text().splitlines()
+        assert changed in json.loads(line)["changes"]
+        assert folder.config_file.read_text() == record_of(opened.config)
+
+
+@pytest.mark.parametrize("crash_at", range(4))
+async def test_a_crash_while_new_values_are_taken_loses_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int
+) -> None:
+    folder = ended_run(tmp_path)
+    folder.close()
+    now = external_config(tmp_path, "run.total_batches=20")
+    writes: list[tuple[Any, ...]] = []
+
+    def failing(*given: Any, **more: Any) -> None:
+        if len(writes) == crash_at:
+            raise KeyboardInterrupt
+        writes.append(given)
+        write_whole(*given, **more)
+
+    for module in (resume, run_folder):
+        monkeypatch.setattr(module, "write_whole", failing)
+    with suppress(KeyboardInterrupt):
+        (await deployment(now).open_folder(now, False, NOTHING_GIVEN)).folder.close()
+    monkeypatch.undo()
+    opened = await deployment(now).open_folder(now, False, NOTHING_GIVEN)
+    opened.folder.close()
+    assert folder.read_json("summary.json") is None
+    assert [json.loads(line)["changes"] for line in (folder.path / HISTORY).read_text().splitlines()] == [
+        {"run.total_batches": [10, 20]}
+    ]
+    assert folder.config_file.read_text() == record_of(opened.config)
 
 
 CHANGES = {

@@ -16,9 +16,9 @@ from nouscoder.cli import main
 from nouscoder.cli import status as status_command
 from nouscoder.cli.status import status_text, why_stalled_text
 from nouscoder.config import Config, load_config
-from nouscoder.errors import ExitCode
+from nouscoder.errors import ExitCode, Unusable
 from nouscoder.rpc.channel import PeerUnreachable
-from nouscoder.run.export import CannotExport, export
+from nouscoder.run.export import export
 from nouscoder.run.folder import RunFolder, State, lines_when_stopped, standing_of
 from nouscoder.run.loop import interruptible
 
@@ -153,5 +153,5 @@ def test_ctrl_c_while_the_libraries_load_is_one_line(
 
 def test_the_last_version_of_a_run_that_trained_nothing_is_not_exported_by_chance(tmp_path: Path) -> None:
     config = begun(tmp_path)
-    with pytest.raises(CannotExport, match=r"has trained nothing yet, .*/tiny/policy; --version 0 exports that one"):
+    with pytest.raises(Unusable, match=r"has trained nothing yet, .*/tiny/policy; --version 0 exports that one"):
         export(config.run.folder, tmp_path / "out", "last")

@@ -16,8 +16,9 @@ from nouscoder.broker.serving import keep_sweeping
 from nouscoder.cli.app import app
 from nouscoder.config import Config
 from nouscoder.domain.learner_state import TrainedGroups, TrainedState
+from nouscoder.errors import Unusable
 from nouscoder.learner.state.run_files import open_identity
-from nouscoder.run.runs import RunsError, list_runs, remove_run
+from nouscoder.run.runs import list_runs, remove_run
 
 
 @pytest.fixture
@@ -60,14 +61,14 @@ async def test_a_removed_run_is_gone_and_the_others_stay(config: Config, broker_
     names = [run.name for run in await list_runs(config)]
     assert config.run.name not in names
     assert other.run.name in names
-    with pytest.raises(RunsError, match=f"there is no run {config.run.name}"):
+    with pytest.raises(Unusable, match=f"there is no run {config.run.name}"):
         await remove_run(config)
 
 
 async def test_a_folder_that_is_no_run_is_not_removed(config: Config) -> None:
     config.run.folder.mkdir()
     (config.run.folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunsError, match="is not a run folder"):
+    with pytest.raises(Unusable, match="is not a run folder"):
         await remove_run(config)
     assert [file.name for file in config.run.folder.iterdir()] == ["thesis.tex"]
 
@@ -79,7 +80,7 @@ async def test_a_run_that_somebody_works_on_is_not_removed(config: Config, broke
     broker = Broker(config, broker_rig.url, broker_rig.index)
     serving = asyncio.create_task(keep_sweeping(broker.store, broker.records, config.broker.lease_s, broker.waits))
     try:
-        with pytest.raises(RunsError, match="a broker serves run"):
+        with pytest.raises(Unusable, match="a broker serves run"):
             await remove_run(config)
     finally:
         broker.waits.end()

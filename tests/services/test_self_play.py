@@ -26,6 +26,7 @@ from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.domain.verdict import Verdict
+from nouscoder.errors import Unusable
 from nouscoder.generation.environments.prompts import counted
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.model.weights import load_model
@@ -35,7 +36,7 @@ from nouscoder.run.view import PlainView, View
 from nouscoder.self_play import run as rounds
 from nouscoder.self_play.judgement import proposal_text
 from nouscoder.self_play.proposing import graded_proposals, room_for_answers, train_proposer
-from nouscoder.self_play.round import ACCEPTED, JUDGED, Known, NoExample, RolloutLog, Round, RoundWork
+from nouscoder.self_play.round import ACCEPTED, JUDGED, Known, RolloutLog, Round, RoundWork
 from nouscoder.self_play.run import (
     PROPOSE,
     TRAIN,
@@ -280,7 +281,7 @@ def test_examples_are_training_problems_or_of_the_pool_and_never_held_out(config
 def test_only_problems_with_inputs_and_outputs_are_examples(config: Config, tmp_path: Path) -> None:
     calls = CallTests("f", (CallCase((1,), {}, 2),))
     save_problems(tmp_path / "train.jsonl", [Problem("call", "f", calls)])
-    with closing(open_index(config)) as index, pytest.raises(NoExample, match="no stdin tests"):
+    with closing(open_index(config)) as index, pytest.raises(Unusable, match="no stdin tests"):
         Known(config, index, [], [], 0.8).example(Random(0))
 
 

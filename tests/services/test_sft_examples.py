@@ -16,11 +16,12 @@ from nouscoder.config.generation import EnvironmentSection
 from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.errors import Unusable
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.learner.model.synthetic import random_batch
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
-from nouscoder.sft.reading import BadExample, Encoder, ExamplesUnusable, example_of, read_examples
+from nouscoder.sft.reading import BadExample, Encoder, example_of, read_examples
 
 CHARACTERS = CharTokenizer()
 TEXT = SingleTurnSection()
@@ -201,10 +202,10 @@ async def test_the_saved_rollouts_of_a_run_are_examples(characters: PolicyTokeni
     right = [graded.rollout for graded in batch.rollouts if graded.verdict.kind is VerdictKind.ACCEPTED]
     assert [segments(rollout) for rollout in found.train] == [segments(rollout) for rollout in right]
     assert found.dropped == {"wrong": len(batch.rollouts) - len(right)}
-    with pytest.raises(ExamplesUnusable, match="another vocabulary"):
+    with pytest.raises(Unusable, match="another vocabulary"):
         read_examples(settings, Encoder(characters, TEXT), 10, None, seed=0)
     empty = SftSection(train=(tmp_path,))
-    with pytest.raises(ExamplesUnusable, match="not a run folder"):
+    with pytest.raises(Unusable, match="not a run folder"):
         read_examples(empty, Encoder(characters, TEXT), characters.vocabulary_size, None, seed=0)
 
 
@@ -222,5 +223,5 @@ def test_a_file_without_usable_examples_is_named(
 ) -> None:
     (tmp_path / "a.jsonl").write_text(text, encoding="utf8")
     settings = SftSection(train=(tmp_path / "a.jsonl",))
-    with pytest.raises(ExamplesUnusable, match=fault):
+    with pytest.raises(Unusable, match=fault):
         read_examples(settings, Encoder(characters, TEXT), characters.vocabulary_size, None, seed=0)

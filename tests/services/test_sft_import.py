@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.data.importers.rows import file_rows
-from nouscoder.sft.open_code_reasoning import CannotImportExamples, import_examples
+from nouscoder.errors import Unusable
+from nouscoder.sft.open_code_reasoning import import_examples
 from nouscoder.sft.reading import example_of
 
 
@@ -75,14 +76,14 @@ def test_rows_become_examples_and_the_others_are_counted(tmp_path: Path) -> None
 def test_an_import_of_examples_that_cannot_be_says_why(tmp_path: Path) -> None:
     rows = jsonl(tmp_path / "rows.jsonl", row(0), row(1))
     out = tmp_path / "examples.jsonl"
-    with pytest.raises(CannotImportExamples, match=r"no row is an example \(2 missing_field\)"):
+    with pytest.raises(Unusable, match=r"no row is an example \(2 missing_field\)"):
         import_examples([str(rows)], out)
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
     for wrong in ("taco/train", f"tacos/train={rows}", f"train={rows}"):
-        with pytest.raises(CannotImportExamples, match="DATASET/SPLIT=FILE"):
+        with pytest.raises(Unusable, match="DATASET/SPLIT=FILE"):
             import_examples([str(rows)], out, [wrong])
     out.write_text("")
-    with pytest.raises(CannotImportExamples, match="exists already"):
+    with pytest.raises(Unusable, match="exists already"):
         import_examples([str(rows)], out)
 
 

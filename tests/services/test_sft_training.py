@@ -19,7 +19,6 @@ from nouscoder.config.learner import SftScheduleSection
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import Unusable
-from nouscoder.learner.model.admission import NotAdmitted
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.state.checkpoint import CheckpointError
 from nouscoder.sft.reading import Part, again, rollout_of
@@ -195,7 +194,7 @@ def test_a_policy_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     with torch.no_grad():
         policy.model.norm.weight.fill_(float("nan"))
     write_policy_folder(tmp_path / "first", policy)
-    with pytest.raises(NotAdmitted, match="its own log-probabilities are not finite: its weights are damaged"):
+    with pytest.raises(Unusable, match="its own log-probabilities are not finite: its weights are damaged"):
         SupervisedTraining(config_of(tmp_path / "first", tmp_path), as_batches(BATCHES)).run()
 
 

@@ -16,17 +16,11 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.guards import BatchRewards, Direction, reward_trend
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.errors import Unusable
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.run import smoke
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.smoke import (
-    SmokeTest,
-    TooFewProblems,
-    default_batches,
-    smoke_config,
-    solved_sometimes,
-    training_config,
-)
+from nouscoder.run.smoke import SmokeTest, default_batches, smoke_config, solved_sometimes, training_config
 from nouscoder.run.view import PlainView, View
 
 NUM_PROBLEMS = 8
@@ -178,7 +172,7 @@ async def test_a_killed_test_goes_on_with_the_same_problems(
 
 async def test_too_few_problems_are_a_sentence(config: Config, tmp_path: Path) -> None:
     test = SmokeTest(num_batches=9, pass_rates=tmp_path / "rates.jsonl")
-    with pytest.raises(TooFewProblems, match="10 problems of the training file have 0 < pass rate < 1, not 64"):
+    with pytest.raises(Unusable, match="10 problems of the training file have 0 < pass rate < 1, not 64"):
         await go(config, test)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 from tests.command_line import nouscoder
 from tests.services.conftest import BrokerRig
 
@@ -17,6 +20,7 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.report.page import write_report
 from nouscoder.report.untrained import FILE, read_untrained, untrained
 from nouscoder.run.pages import FILES
@@ -84,6 +88,81 @@ async def test_each_problem_that_gave_no_training_has_its_cause(
     assert "7 of 8 training problems gave no training" in write_report(folder).read_text()
     assert f"  1 not reached before the end: {never}" in nouscoder("report", str(folder)).stdout
     assert json.loads(nouscoder("report", str(folder), "--json").stdout)["untrained"] == asdict(found)
+
+
+@pytest.mark.parametrize("is_filtered", [True, False])
+async def test_problems_whose_answers_never_hold_code_are_counted_apart(
+    is_filtered: bool, new_broker: Callable[..., Broker], broker_rig: BrokerRig, tmp_path: Path
+) -> None:
+    """They were "no answer was accepted", as problems that are too hard."""
+    save_problems(tmp_path / "train.jsonl", broker_rig.problems)
+    save_problems(tmp_path / "held.jsonl", broker_rig.problems[:1])
+    config = broker_rig.config(
+        *(f'problems.train="{tmp_path}/train.jsonl"', f'problems.held_out="{tmp_path}/held.jsonl"'),
+        *(f'run.root="{tmp_path}"', f"broker.drop_zero_variance={str(is_filtered).lower()}"),
+    )
+    broker = new_broker(config=config)
+    await broker.publish_policy(broker_rig.manifest(0))
+    asked = []
+    kinds = iter([VerdictKind.NO_CODE] * 6 + [VerdictKind.WRONG_ANSWER] * 2)
+    for _ in range(2):
+        (problem,) = {item.task.problem_id for item in await broker_rig.sample(broker, 4)}
+        asked.append(problem)
+        await broker_rig.grade(broker, lambda _: next(kinds))
+    config.run.folder.mkdir()
+    rewards = {} if is_filtered else {name: [-1.0] * 4 for name in asked}
+    (config.run.folder / "rewards.jsonl").write_text(json.dumps({"rewards": rewards}) + "\n")
+    state = await broker.read_curriculum()
+    assert {one.problem_id: one.no_code for one in state.problems} == {asked[0]: 4, asked[1]: 2}
+    found = untrained(config, state, (), await broker.status())
+    assert found.by_cause["no answer held code"] == [asked[0]]
+    cause = (
+        "filtered: no answer was accepted"
+        if is_filtered
+        else "in batches with equal rewards alone, so without an advantage"
+    )
+    assert found.by_cause[cause] == [asked[1]]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_run_that_ends_early_says_what_gave_no_training(is_stopped: bool, tmp_path: Path) -> None:
+    """It wrote no untrained.json, and said nothing but why it ended."""
+    write_policy_folder(tmp_path / "policy", random_policy(0))
+    tests = StdinTests((StdinCase("1", "2"),))
+    for file in ("train.jsonl", "held.jsonl"):
+        save_problems(tmp_path / file, [Problem(name, f"Add {name}.", tests) for name in ("one", "two")])
+    (tmp_path / "run.toml").touch()
+    values = ["policy.path=policy", "problems.train=train.jsonl", "problems.held_out=held.jsonl", "run.name=x"]
+    values += ["broker.group_size=2", "broker.batch_size=4", "learner.steps_per_batch=1", "run.total_batches=2"]
+    values += ["generation.threads=1", "learner.threads=1", "generation.sampling.max_new_tokens=8"]
+    values += ["generation.max_tokens_total=64"]
+    values += [f"run.max_filtered_batches={1000000 if is_stopped else 2}"]
+    command = [
+        sys.executable,
+        "-m",
+        "nouscoder",
+        "train",
+        "run.toml",
+        *(part for one in values for part in ("--set", one)),
+    ]
+    run = tmp_path / "runs" / "x"
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            said = []
+            for line in process.stdout or ():
+                said.append(line)
+                if is_stopped and re.search("filtered [1-9]", line):
+                    process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == (130 if is_stopped else 78), said
+        finally:
+            process.kill()
+    found = read_untrained(run)
+    assert found is not None, said
+    assert found.by_cause["no answer held code"], said
+    assert f"2 of 2 training problems gave no training, all in {run}/untrained.json:" in "".join(said)
 
 
 # Packages that the learner's image lacks, where the coordinator of an external run works.

@@ -13,12 +13,13 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.errors import Unusable
 from nouscoder.http_server.api_keys import Quota
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog, AuditUnusable
+from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
 
@@ -95,5 +96,5 @@ async def test_the_audit_log_can_hold_programs_and_a_moved_file_is_reopened(tmp_
 
 
 def test_an_unwritable_audit_log_is_one_clear_sentence(tmp_path: Path) -> None:
-    with pytest.raises(AuditUnusable, match=r"none/audit\.jsonl cannot be written: No such file"):
+    with pytest.raises(Unusable, match=r"none/audit\.jsonl cannot be written: No such file"):
         AuditLog(tmp_path / "none" / "audit.jsonl")

@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.client import AsyncClient, Patience, TlsFailed, Unreachable
 from nouscoder.config import ConfigError, TlsSection, load_config
-from nouscoder.http_server.listener import TlsUnusable, http_context, start_http
+from nouscoder.errors import Unusable
+from nouscoder.http_server.listener import http_context, start_http
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
@@ -142,7 +143,7 @@ def test_unusable_certificate_files_are_named(files: Path, tmp_path: Path) -> No
     swapped = TlsSection(certificate=str(files / "service.key"), key=str(files / "service.pem"))
     missing = TlsSection(certificate=str(tmp_path / "none.pem"), key=str(files / "service.key"))
     for bad, name in ((swapped, "service.key"), (missing, "none.pem")):
-        with pytest.raises(TlsUnusable, match=name):
+        with pytest.raises(Unusable, match=name):
             http_context(bad)
     with pytest.raises(ConfigError, match="certificate and key together"):
         load_config(None, ['verifier.tls.certificate="a.pem"'])

@@ -14,11 +14,12 @@ from tests.services.test_lora_of_model_types import logits
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from nouscoder.config import LoraSection
+from nouscoder.errors import Unusable
 from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.generation.engines.base import EngineError
 from nouscoder.learner.model.adapters import adapted_layers, add_adapters
 from nouscoder.learner.model.synthetic import write_policy_folder
-from nouscoder.learner.model.weights import WeightsError, empty_model, load_model, stored_dtypes
+from nouscoder.learner.model.weights import empty_model, load_model, stored_dtypes
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import PolicyFilesMissing, compose_policy
 from nouscoder.policy_folder.identity import differing_tensor, weights_digest
@@ -89,7 +90,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_towers_that_transformers_cannot_leave_out_are_refused_in_one_sentence(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=REFUSED[kind]):
+    with pytest.raises(Unusable, match=REFUSED[kind]):
         load_model(with_tower(kind, tmp_path))
 
 
@@ -104,12 +105,12 @@ def test_a_quantised_folder_is_refused(method: str, dtype: torch.dtype, tmp_path
     weights = load_file(tmp_path / WEIGHTS_FILE)
     weights |= {name: weights[name].to(dtype), f"{name}_scale_inv": torch.ones(1, 1)}
     save_file(weights, tmp_path / WEIGHTS_FILE, {"format": "pt"})
-    with pytest.raises(WeightsError, match=f"{name}_scale_inv, which the model of its config.json has not"):
+    with pytest.raises(Unusable, match=f"{name}_scale_inv, which the model of its config.json has not"):
         load_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for load in (load_model, empty_model):
-        with pytest.raises(WeightsError, match=rf"quantised \({method}\): take the model's unquantised weights$"):
+        with pytest.raises(Unusable, match=rf"quantised \({method}\): take the model's unquantised weights$"):
             load(tmp_path)
 
 
@@ -122,7 +123,7 @@ def test_a_written_policy_of_each_type_loads_with_no_missing_and_no_unexpected_t
     write_policy_folder(first, tiny_model(kind))
     try:
         version = published(first, tmp_path / "policies")
-    except WeightsError as error:
+    except Unusable as error:
         pytest.skip(str(error))
     compose_policy(tmp_path / "written", first, version)
     before, after = (load_file(folder / WEIGHTS_FILE) for folder in (first, tmp_path / "written"))

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow
+import pyarrow.parquet
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -29,6 +31,8 @@ from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
 
+MAKE = "make a problem file with nouscoder data import"
+GIVEN = ("train my.toml --set problems.train=", "grade samples.jsonl --problems")
 # Command line, exit code, a part of the sentence.
 TYPED = [
     # Files and names.
@@ -36,23 +40,49 @@ TYPED = [
     ("grade empty.jsonl", 78, "empty.jsonl holds no submission"),
     ("grade problems.csv --problems problems.jsonl --out problems.csv", 78, "is the input itself"),
     ("grade samples.jsonl --problems nofile.jsonl", 78, "nofile.jsonl cannot be read"),
-    ("grade samples.jsonl --resume", 78, "--resume needs --out FILE"),
+    ("grade samples.jsonl --resume", 2, "--resume needs --out FILE"),
     (
         "grade samples.jsonl --problems problems.jsonl --server http://127.0.0.1:1 --ca nofile.pem",
         78,
         "--ca nofile.pem",
     ),
     ("data inspect .", 78, "cannot be read: Is a directory"),
-    ("data inspect problems.csv", 78, "problems.csv, line 1: not JSON"),
+    ("data inspect problems.csv", 78, f"{MAKE} generic"),
     ("data inspect nofile.jsonl", 78, "nofile.jsonl cannot be read"),
     ("data import apps nofile.parquet --out x.parquet", 78, "nofile.parquet does not exist"),
     ("data import appz apps.jsonl --out x.parquet", 78, "there is no format 'appz': did you mean apps?"),
-    ("data import apps apps.jsonl --out x.jsonl", 78, "--out x.jsonl must end in .parquet"),
+    ("data import apps apps.jsonl --out x.json", 78, "--out x.json must end in .parquet or .jsonl"),
     ("data import apps apps.jsonl --out my.toml/x.parquet", 74, "my.toml"),
     ("data import apps hub:nosuch --out x.parquet", 78, "hub:"),
     ("data filter nofile.toml", 78, "nofile.toml cannot be read"),
     ("data filter filter.toml", 78, "'num_test' is not a filter: did you mean num_tests?"),
     ("data stats nope", 69, "has not answered"),
+    ("data stats problems.jsonl --limit 3", 2, "it is for the name of a run"),
+    ("data stats problems.csv", 78, f"{MAKE} generic"),
+    ("status", 69, "no run is in runs/, and no broker at"),
+    ("dead-letters", 69, "no run is in runs/, and no broker at"),
+    *(
+        (
+            f"{command} {name}".replace("= ", "="),
+            78,
+            f"the columns {columns}: {MAKE} {form}",
+        )
+        for command in (
+            "data inspect",
+            "init --out new.toml model",
+            "train my.toml --set problems.train=",
+            "grade samples.jsonl --problems",
+        )
+        for name, columns, form in (
+            ("problems.csv", "prompt, tests", "generic --column prompt=COLUMN --column tests=COLUMN"),
+            ("array.json", "Nr, Aufgabe, Tests", "generic --column prompt=COLUMN --column tests=COLUMN"),
+            ("humaneval.jsonl", "task_id, prompt, canonical_solution, test, entry_point", "humaneval"),
+            ("verl.json", "data_source, prompt, reward_model", "generic"),
+            ("verl.parquet", "data_source, prompt, reward_model", "generic"),
+        )
+    ),
+    ("data inspect pretty.json", 78, "write one JSON object a line, as by: jq -c . pretty.json"),
+    ("data inspect ours.json", 78, "write one JSON object a line, as by: jq -c '.[]' ours.json"),
     ("data synthesize problems.jsonl --url http://127.0.0.1:1/v1 --model m", 78, "seed_id"),
     # Services.
     ("serve verifier --http 127.0.0.1:{busy} --grpc 127.0.0.1:0", 78, "Address already in use"),
@@ -78,7 +108,6 @@ TYPED = [
     ("train my.toml --set generation.device=cuda", 78, 'generation.device is "cuda"'),
     ("train my.toml --set generation.engine=vllm", 78, "vLLM is not installed"),
     ("train my.toml --set problems.train=nofile.jsonl", 78, "problems.train:"),
-    ("train my.toml --set problems.train=problems.csv", 78, "problems.csv, line 1: not JSON"),
     ("train my.toml --set evaluation.problems=model", 78, "evaluation.problems:"),
     (
         "train my.toml --set broker.curriculum.name=pass_rates --set broker.curriculum.pass_rates=solved.jsonl",
@@ -110,7 +139,6 @@ TYPED = [
     ("init unreadable problems.jsonl --out new.toml", 78, "unreadable/model.safetensors"),
     ("init locked problems.jsonl --out new.toml", 74, "locked"),
     ("init model nofile.jsonl --out new.toml", 78, "nofile.jsonl does not exist"),
-    ("init model problems.csv --out new.toml", 78, "problems.csv, line 1: not JSON"),
     ("init model empty.jsonl --out new.toml", 78, "empty.jsonl holds no problem"),
     ("init model model --out new.toml", 78, "Is a directory"),
     ("init model problems.jsonl --out my.toml", 78, "my.toml exists already"),
@@ -193,7 +221,7 @@ TYPED_TOO = [
         "verifier.processes: must be greater than or equal to 1 (given: 0)",
     ),
     ("serve verifier --set verifier.tls.certificate=nofile.pem", 78, "verifier.tls: give certificate and key together"),
-    ("serve broker --http 127.0.0.1:0", 78, "unknown key broker.http"),
+    ("serve broker --http 127.0.0.1:0", 2, "it is for verifier and generation"),
     ("serve generation --policy nomodel", 78, "nomodel is not a folder"),
     ("status --broker foo", 78, "'foo' is not of the form host:port"),
     ("pause --broker 127.0.0.1:99999", 78, "a port is at most 65535"),
@@ -604,6 +632,17 @@ def make_home(home: Path) -> None:
     for name, least in (("least", "at_leest = 3"), ("text", 'at_least = "x"')):
         step = f'[[steps]]\nfilter = "num_tests"\n{least}\n'
         (home / f"{name}.toml").write_text(f'name = "f"\ninputs = ["problems.jsonl"]\n{step}')
+    humaneval = dict.fromkeys(("task_id", "prompt", "canonical_solution", "test", "entry_point"), "x")
+    verl = {"data_source": "x", "prompt": [{"role": "user", "content": "Add."}], "reward_model": {"ground_truth": "{}"}}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([verl]), home / "verl.parquet")
+    for name, value, indent in (
+        ("array.json", [{"Nr": 1, "Aufgabe": "Add.", "Tests": "x"}], None),
+        ("humaneval.jsonl", humaneval, None),
+        ("verl.json", [verl], 1),
+        ("pretty.json", rows[0], 1),
+        ("ours.json", rows, 1),
+    ):
+        (home / name).write_text(json.dumps(value, indent=indent) + "\n")
     (home / "problems.csv").write_text("prompt,tests\nAdd.,x\n")
     (home / "policy.gguf").write_bytes(b"GGUF")
     (home / "broken.toml").write_text("[run]\nname = ")

@@ -12,7 +12,8 @@ import torch
 from tests.services.model_types import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nouscoder.policy_folder.compose import CannotScale, with_yarn
+from nouscoder.errors import Unusable
+from nouscoder.policy_folder.compose import with_yarn
 
 FACTOR, ORIGINAL = 4.0, 512
 
@@ -63,7 +64,7 @@ def said_of_yarn(kind: str, folder: Path, **sizes: int) -> str:
     changes = {"layer_types": ["sliding_attention", "full_attention"]} if kind in ("gemma3_text", "olmo3") else {}
     try:
         scaled = with_yarn(written(kind, folder, **changes, **sizes), FACTOR, ORIGINAL)
-    except CannotScale:
+    except Unusable:
         return "refused"
     before = frequencies(json.loads((folder / "config.json").read_text()), folder / "before")
     if max(map(len, before.values())) == 1 and not sizes:  # one frequency, which YaRN leaves as it is
@@ -115,7 +116,7 @@ def test_it_stands_in_the_text_config_of_a_model_with_towers(tmp_path: Path) -> 
 def test_a_policy_that_is_scaled_already_is_refused(how: str, key: str, tmp_path: Path) -> None:
     config = {"model_type": "llama", key: {"rope_type": how, "factor": 8.0}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CannotScale, match=f"has rope scaling of type {how} already"):
+    with pytest.raises(Unusable, match=f"has rope scaling of type {how} already"):
         with_yarn(tmp_path, FACTOR, ORIGINAL)
 
 
@@ -124,11 +125,11 @@ def test_yarn_is_changed_only_from_the_same_positions(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "rope_parameters": rope}))
     changed = with_yarn(tmp_path, FACTOR, ORIGINAL)["rope_parameters"]
     assert changed == {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL}
-    with pytest.raises(CannotScale, match="of type yarn from 512 positions already"):
+    with pytest.raises(Unusable, match="of type yarn from 512 positions already"):
         with_yarn(tmp_path, FACTOR, 1024)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gptj", "mamba", "bloom", "mixtral", "recurrent_gemma", "granitemoehybrid"])
 def test_a_type_without_rope_parameters_is_refused(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(CannotScale, match="YaRN cannot scale the positions of this"):
+    with pytest.raises(Unusable, match="YaRN cannot scale the positions of this"):
         with_yarn(written(kind, tmp_path), FACTOR, ORIGINAL)

@@ -113,3 +113,9 @@ ipFamilyPolicy: PreferDualStack
 {{- define "nouscoder.ports" -}}
 {{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "openai" 8000 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "exporter" 9121 "ranks" 29500 "runner" 7070 | toJson }}
 {{- end -}}
+
+{{/* The name of an object in a namespace for monitoring, which several releases may share: dict root namespace */}}
+{{- define "nouscoder.monitoringName" -}}
+{{- $name := include "nouscoder.fullname" .root -}}
+{{- if has .namespace (list "" .root.Release.Namespace) -}}{{ $name }}{{- else -}}{{ .root.Release.Namespace }}-{{ $name }}{{- end -}}
+{{- end -}}

@@ -49,6 +49,9 @@ gvisor
 {{- if eq $given $release -}}
 {{- fail (printf "verifier.sandbox.namespace.name is %q, the release's own namespace: programs of strangers run in the namespace of the runners, so it must hold nothing else" $given) -}}
 {{- end -}}
+{{- if or (hasPrefix "kube-" $given) (eq $given "default") -}}
+{{- fail (printf "verifier.sandbox.namespace.name is %q, a namespace of the cluster: programs of strangers run in the namespace of the runners, and only they may be in it" $given) -}}
+{{- end -}}
 {{- $full := include "nouscoder.fullname" . -}}
 {{- $own := ternary $release (printf "%s-%s" $release $full) (eq $full .Chart.Name) -}}
 {{- $given | default (printf "%s-sandbox" (ternary $own (printf "%s-%s" (trunc 46 $own | trimSuffix "-") (sha256sum $own | trunc 8)) (le (len $own) 55))) -}}

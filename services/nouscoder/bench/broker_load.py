@@ -99,27 +99,24 @@ class Loop:
         try:
             for _ in range(num_batches):
                 async with asyncio.timeout(_LIMIT_S):
-                    await self._train_one(batch)
+                    leased = None
+                    while leased is None:
+                        for task in self._work:
+                            if task.done():
+                                task.result()
+                        leased = (await self._learner.lease_batch(1.0)).batch
+                    if len(leased.rollouts) != batch:
+                        raise BenchError(f"batch {self._batches} holds {len(leased.rollouts)} rollouts, not {batch}")
+                    if self._load.reads_records:
+                        self.record_bytes = await read_records(self._learner, leased, self._load.num_tokens) // batch
+                    await self._learner.publish_policy(manifest(self._batches + 1))
+                    await self._learner.commit_batch(self._batches, self._batches + 1)
+                    self._batches += 1
         except TimeoutError:
             raise BenchError(f"a batch of {batch} rollouts took longer than {_LIMIT_S:.0f} s") from None
         wall_s, trained = time.monotonic() - begun_s, batch * num_batches
         cpu_s, commands = broker.all_cpu_s() - cpu_before_s, broker.redis_commands() - commands_before
         return BrokerThroughput(self._load, trained, trained / wall_s, 1000 * cpu_s / trained, commands / trained)
-
-    async def _train_one(self, size: int) -> None:
-        leased = None
-        while leased is None:
-            for task in self._work:
-                if task.done():
-                    task.result()
-            leased = (await self._learner.lease_batch(1.0)).batch
-        if len(leased.rollouts) != size:
-            raise BenchError(f"batch {self._batches} holds {len(leased.rollouts)} rollouts, not {size}")
-        if self._load.reads_records:
-            self.record_bytes = await read_records(self._learner, leased, self._load.num_tokens) // size
-        await self._learner.publish_policy(manifest(self._batches + 1))
-        await self._learner.commit_batch(self._batches, self._batches + 1)
-        self._batches += 1
 
 
 @asynccontextmanager

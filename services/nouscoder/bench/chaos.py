@@ -111,7 +111,9 @@ def read_trained(folder: Path, num_batches: int) -> Trained:
     """What a learner that committed so many batches trained. Raises SavedBatchError, OSError."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf8").splitlines()]
     gaps_s = [after["time"] - before["time"] for before, after in pairwise(lines)]
-    batches = _rollouts_of_batches(folder / "batches")
+    # The learner saves a batch, then trains on it once.
+    saved = SavedBatches(folder / "batches", _EVERY_BATCH)
+    batches = {number: [one.rollout.rollout_id for one in saved.load(number).rollouts] for number in saved.numbers()}
     times = Counter(name for names in batches.values() for name in names)
     return Trained(
         steps=len(lines),
@@ -120,12 +122,6 @@ def read_trained(folder: Path, num_batches: int) -> Trained:
         rollouts=sum(len(names) for number, names in batches.items() if number < num_batches),
         rollouts_twice=sum(number > 1 for number in times.values()),
     )
-
-
-def _rollouts_of_batches(folder: Path) -> dict[int, list[str]]:
-    """The rollouts of each saved batch. The learner saves a batch, then trains on it once."""
-    saved = SavedBatches(folder, _EVERY_BATCH)
-    return {number: [one.rollout.rollout_id for one in saved.load(number).rollouts] for number in saved.numbers()}
 
 
 _LOOK_EVERY_S = 0.25

@@ -110,7 +110,17 @@ def plan_of(seed: int, duration_s: float) -> tuple[Strike, ...]:
     """The strikes in order of time."""
     source, strikes, begin_s = Random(seed), list[Strike](), 0.0
     while begin_s < duration_s:
-        dealt = _dealt(source)
+        # One deck: pairs and single faults, shuffled.
+        cards = [_fault(kind, target, source) for kind, target in KINDS_AND_TARGETS + _MORE]
+        source.shuffle(cards)
+        dealt: list[tuple[PlannedFault, ...]] = []
+        for _ in range(_NUM_PAIRS):
+            first = cards.pop()
+            second = next(card for card in cards if card.target != first.target)
+            cards.remove(second)
+            dealt.append((first, second))
+        dealt += [(card,) for card in cards]
+        source.shuffle(dealt)
         slot_s = DECK_S / len(dealt)
         strikes += [Strike(begin_s + (place + source.random()) * slot_s, faults) for place, faults in enumerate(dealt)]
         begin_s += DECK_S
@@ -120,21 +130,6 @@ def plan_of(seed: int, duration_s: float) -> tuple[Strike, ...]:
 def count_by_name(strikes: Iterable[Strike]) -> dict[str, int]:
     """How often each fault comes."""
     return dict(sorted(Counter(fault.name for strike in strikes for fault in strike.faults).items()))
-
-
-def _dealt(source: Random) -> list[tuple[PlannedFault, ...]]:
-    """One deck: pairs and single faults, shuffled."""
-    cards = [_fault(kind, target, source) for kind, target in KINDS_AND_TARGETS + _MORE]
-    source.shuffle(cards)
-    dealt: list[tuple[PlannedFault, ...]] = []
-    for _ in range(_NUM_PAIRS):
-        first = cards.pop()
-        second = next(card for card in cards if card.target != first.target)
-        cards.remove(second)
-        dealt.append((first, second))
-    dealt += [(card,) for card in cards]
-    source.shuffle(dealt)
-    return dealt
 
 
 def _fault(kind: FaultKind, target: str, source: Random) -> PlannedFault:

@@ -104,7 +104,21 @@ class SteppedClock:
         self._step_s = 0
         self.step(0.0)
         library = folder / "stepped_clock.so"
-        _compile(library)
+        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+        if compiler is None:
+            raise BenchError(
+                "Redis' clock cannot be set: there is no C compiler (on Debian: apt-get install gcc libc6-dev)"
+            )
+        command = [compiler, *_FLAGS, "-o", str(library), str(_SOURCE)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
+        except subprocess.CalledProcessError as error:
+            message = error.stderr.decode("utf8", "replace").strip()[:300]
+            raise BenchError(
+                f"Redis' clock cannot be set: {compiler} cannot compile {_SOURCE.name}: {message}"
+            ) from error
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BenchError(f"Redis' clock cannot be set: {_SOURCE.name} cannot be compiled: {error}") from error
         self.environment = {"LD_PRELOAD": str(library), "NOUSCODER_CLOCK_STEP_FILE": str(self._file)}
 
     def step(self, seconds: float) -> None:
@@ -113,19 +127,3 @@ class SteppedClock:
         # Overwritten in place, because processes have mapped the file: eight bytes are written at once.
         with self._file.open("r+b" if self._file.exists() else "wb", buffering=0) as file:
             file.write(self._step_s.to_bytes(8, "little", signed=True))
-
-
-def _compile(library: Path) -> None:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise BenchError(
-            "Redis' clock cannot be set: there is no C compiler (on Debian: apt-get install gcc libc6-dev)"
-        )
-    command = [compiler, *_FLAGS, "-o", str(library), str(_SOURCE)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
-    except subprocess.CalledProcessError as error:
-        message = error.stderr.decode("utf8", "replace").strip()[:300]
-        raise BenchError(f"Redis' clock cannot be set: {compiler} cannot compile {_SOURCE.name}: {message}") from error
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BenchError(f"Redis' clock cannot be set: {_SOURCE.name} cannot be compiled: {error}") from error

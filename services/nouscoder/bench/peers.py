@@ -155,7 +155,17 @@ class PeerLoad:
         async def sender() -> None:
             for requests in prepared:
                 for path, body, expected in requests:
-                    await self._run(path, body, expected)
+                    status, answer = await self._client.post(path, body)
+                    text = answer.decode("utf8", "replace")
+                    if status != 200:
+                        raise BenchError(f"HTTP {status}: {text:.200}")
+                    _, output_of = _FORMS[self._peer.kind]
+                    try:
+                        output = output_of(json.loads(answer))
+                    except (ValueError, TypeError, KeyError, AttributeError):
+                        raise BenchError(f"not an answer of its kind: {text:.200}") from None
+                    if output.split() != expected.split():
+                        raise BenchError(f"a right program printed {output!r:.100}, not {expected!r:.100}")
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -169,19 +179,6 @@ class PeerLoad:
         make_request, _ = _FORMS[self._peer.kind]
         for case in submission["tests"]["cases"]:
             yield *make_request(submission["code"], case["input"]), case["output"]
-
-    async def _run(self, path: str, body: bytes, expected: str) -> None:
-        status, answer = await self._client.post(path, body)
-        text = answer.decode("utf8", "replace")
-        if status != 200:
-            raise BenchError(f"HTTP {status}: {text:.200}")
-        _, output_of = _FORMS[self._peer.kind]
-        try:
-            output = output_of(json.loads(answer))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise BenchError(f"not an answer of its kind: {text:.200}") from None
-        if output.split() != expected.split():
-            raise BenchError(f"a right program printed {output!r:.100}, not {expected!r:.100}")
 
 
 def as_lines(bench: PeerBench) -> Iterator[str]:

@@ -122,7 +122,15 @@ async def check_state(store: Store, config: Config, problem_ids: Sequence[str]) 
         if identity is None:
             return
         found = RunIdentity(**json.loads(identity))
-        _check_folder(found, config)
+        # The run folder, where this broker sees it, must be that of the run in Redis.
+        folder = config.run.folder
+        own = folder / "identity.json"  # learner/state/run_files.py
+        run_id = read_json_object(own, Refused).get("run_id") if own.is_file() else None
+        if (folder / "config.toml").is_file() and run_id != found.run_id:
+            raise Refused(
+                f"Redis holds another run of the name {config.run.name}, {found.run_id} of {found.folder}, which may"
+                " still be at work: give this run another run.name, or remove the other with `nouscoder runs rm`"
+            )
         check_settings(found, config, "the run in Redis")
         began_with = await store.get("problems")
     except BrokerUnavailable as error:
@@ -130,18 +138,6 @@ async def check_state(store: Store, config: Config, problem_ids: Sequence[str]) 
         return
     if began_with is not None:
         _compare(began_with, problem_ids, config.run.name)
-
-
-def _check_folder(found: RunIdentity, config: Config) -> None:
-    """Raises Refused when the run folder, where this broker sees it, is not that of the run `found` in Redis."""
-    folder = config.run.folder
-    own = folder / "identity.json"  # learner/state/run_files.py
-    run_id = read_json_object(own, Refused).get("run_id") if own.is_file() else None
-    if (folder / "config.toml").is_file() and run_id != found.run_id:
-        raise Refused(
-            f"Redis holds another run of the name {config.run.name}, {found.run_id} of {found.folder}, which may still"
-            " be at work: give this run another run.name, or remove the other with `nouscoder runs rm`"
-        )
 
 
 def check_settings(found: RunIdentity, config: Config, whose: str) -> None:

@@ -21,9 +21,10 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import ConstantBackoff
 
-from nouscoder.broker.errors import BrokerUnavailable, RedisAddressUnusable, Refused
+from nouscoder.broker.errors import BrokerUnavailable, Refused
 from nouscoder.broker.redis_address import without_password
 from nouscoder.config import Config
+from nouscoder.errors import Unusable
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ _OF_THE_POOL = ("max_connections", "timeout")
 
 
 def open_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
-    """A client; nothing is connected yet. Raises RedisAddressUnusable."""
+    """A client; nothing is connected yet. Raises Unusable."""
     # When all connections are in use, a command waits for one. A command is tried twice, because a pooled connection is
     # dead after a restart of Redis.
     common: dict[str, Any] = {
@@ -51,7 +52,7 @@ def open_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
             return redis.asyncio.Redis.from_pool(redis.asyncio.BlockingConnectionPool.from_url(url, **common))
         return _master_of(url, common)
     except (ValueError, TypeError) as error:
-        raise RedisAddressUnusable(f"the URL of Redis cannot be used: {error}") from error
+        raise Unusable(f"the URL of Redis cannot be used: {error}") from error
 
 
 def _master_of(url: str, common: dict[str, Any]) -> redis.asyncio.Redis:

@@ -30,6 +30,14 @@ log = logging.getLogger(__name__)
 
 _SOCKET = "redis.sock"
 _PROGRAMS = ("redis", "valkey")
+# What Redis and Valkey say of an append-only file, its base or its manifest that they cannot read.
+_DAMAGED = (
+    b"Bad file format",
+    b"Unexpected end of file",
+    b"AOF MANIFEST FILE ERROR",
+    b"loading DB",
+    b"Wrong signature",
+)
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 5.0
 
@@ -89,14 +97,22 @@ class RedisServer:
 def start_redis(folder: Path, environment: Mapping[str, str] | None = None) -> RedisServer:
     """A Redis with its files in `folder`, ready to answer.
 
-    One that a killed parent left running on the folder is used again. `environment` extends that of this process.
-    Raises RedisServerError.
+    One that a killed parent left running on the folder is used again. A file that a power cut has damaged is set aside:
+    the learner restores the run. `environment` extends that of this process. Raises RedisServerError.
     """
     own_url = redis_url(folder)
     if (own := _peer_at(own_url)) is not None and _answers(own_url, _START_LIMIT_S):
         return _taken_over(own_url, own)
-    process = _spawn(redis_command(folder), environment or {})
-    _wait_until_ready(process, own_url, folder)
+    log_file = folder / "redis.log"
+    begin = log_file.stat().st_size if log_file.exists() else 0
+    try:
+        process = _started(folder, own_url, environment or {})
+    except RedisServerError:
+        said = log_file.read_bytes()[begin:] if log_file.exists() else b""
+        if not any(sign in said for sign in _DAMAGED):
+            raise
+        _set_aside(folder)
+        process = _started(folder, own_url, environment or {})
     return RedisServer(own_url, process.pid, process)
 
 
@@ -205,14 +221,22 @@ def _spawn(command: list[str], environment: Mapping[str, str]) -> subprocess.Pop
         raise RedisServerError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, folder: Path) -> None:
-    """Raises RedisServerError with the last line of the log."""
+def _set_aside(folder: Path) -> None:
+    damaged = folder / "damaged-appendonlydir"
+    shutil.rmtree(damaged, ignore_errors=True)
+    (folder / "appendonlydir").rename(damaged)
+    log.warning("the append-only file of Redis is damaged: it begins empty", extra={"damaged": str(damaged)})
+
+
+def _started(folder: Path, url: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A new process that answers. Raises RedisServerError with the last line of the log."""
+    process = _spawn(redis_command(folder), environment)
     end = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < end:
         if process.poll() is not None:
             raise RedisServerError(f"Redis ended at its start with code {process.returncode}: {_last_line(folder)}")
         if _answers(url):
-            return
+            return process
         time.sleep(0.02)
     process.kill()
     process.wait()

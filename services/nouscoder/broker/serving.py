@@ -242,7 +242,7 @@ async def serve(config: Config) -> None:
     """Run the broker of `config.run` until SIGTERM or SIGINT; of an external plan, that of one stage after the other.
 
     Without broker.redis_url and redis_url_file it starts a Redis in the run folder, or uses the one that a killed
-    broker left running there. Raises ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable,
+    broker left running there. Raises ProblemFileError, RedisServerError, Unusable,
     AddressError, and Unusable when Redis holds another run of this name.
     """
     keep_freed_buffers()

@@ -192,7 +192,11 @@ async def submit_graded(
         # Training does not need the outcomes of single tests, and there may be hundreds.
         payload = VERDICT.encode(replace(verdict, tests=(), first_failure=None))
         # repr of a float is exact: float() of the text is the same reward.
-        of_verdict = ("" if reward is None else repr(reward), int(verdict.kind is VerdictKind.ACCEPTED))
+        of_verdict = (
+            "" if reward is None else repr(reward),
+            int(verdict.kind is VerdictKind.ACCEPTED),
+            int(verdict.kind is VerdictKind.NO_CODE),
+        )
         values += [ref.entry, ref.ticket, rollout_id, payload, *of_verdict]
     answers, work = await store.run("submit_verdicts", worker_id, *values)
     return _refused([rollout_id for _, rollout_id, _ in verdicts], answers), work_of(work)

@@ -81,7 +81,9 @@ class Line:
         A new caller always looks once itself: there may be work that only this caller can get.
         """
         if not (self._waiters or self._is_dry) or wait_s <= 0 or caller not in self._known:
-            self._remember(caller)
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known.add(caller)
             seen = self._changes
             found = await look()
             self._is_dry = not found.left and seen == self._changes
@@ -100,11 +102,6 @@ class Line:
             self._waiters.pop(waiter, None)
         is_answered = waiter.answer.done() and not waiter.answer.cancelled()
         return waiter.answer.result() if is_answered else nothing
-
-    def _remember(self, caller: str) -> None:
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        self._known.add(caller)
 
     def dismiss(self) -> None:
         """End every wait."""

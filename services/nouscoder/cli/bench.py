@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import JsonOption, SetOption
+from nouscoder.cli.options import JsonOption, SetOption, only_with
 from nouscoder.config import load_config
 from nouscoder.errors import ExitCode
 
@@ -75,6 +75,7 @@ def bench_broker(
 
     With --many: measure whether the broker stays as fast and as small after so many rollouts over 24,000 problems.
     """
+    only_with("a benchmark without --many", not many, "--batch", "--scale")
     if many:
         from nouscoder.bench import broker_load
 
@@ -106,6 +107,9 @@ def bench_learner(
 
     With --shape the settings are those of \[learner], such as --set learner.device=cuda.
     """
+    only_with("--shape", shape, "--row-tokens", "--rows", "--sequences", "--context", "--limit", "--set")
+    only_with("--context", context, "--limit")
+    only_with("a benchmark without --shape", not shape, "--threads")
     if shape:
         from nouscoder.bench import learner_step
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on, only_with
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
 from nouscoder.config import Config, load_config
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
@@ -23,14 +23,10 @@ from nouscoder.rpc.addresses import require_url
 _HEAD = ("problem", "groups", "filtered", "sampled", "accepted", "pass rate", "in a row", "last groups")
 
 
-class NoStatistics(Unusable):
-    """There are no statistics of the run; the message says where they were looked for."""
-
-
 async def stats_text(config: Config, *, live: bool, limit: int, as_json: bool) -> str:
     """The statistics of the run `config.run.name`: `live` from its broker, else from the copy in the run folder.
 
-    Without a copy the broker is asked. Raises NoStatistics, and PeerError when the broker does not answer.
+    Without a copy the broker is asked. Raises Unusable, and PeerError when the broker does not answer.
     """
     from nouscoder.learner.state.curriculum_copy import FILE, read_copy
 
@@ -38,14 +34,14 @@ async def stats_text(config: Config, *, live: bool, limit: int, as_json: bool) -
     try:
         state = None if live else read_copy(file)
     except ValueError as error:
-        raise NoStatistics(str(error)) from error
+        raise Unusable(str(error)) from error
     source = str(file)
     if state is None:
         source = f"the broker at {config.broker.grpc}"
         async with broker_of(config) as broker:
             run, state = await broker.read_curriculum()
         if run != config.run.name:
-            raise NoStatistics(f"{source} serves run {run}, not {config.run.name}: give its address with --broker")
+            raise Unusable(f"{source} serves run {run}, not {config.run.name}: give its address with --broker")
     records = sorted(state.problems, key=lambda record: (record.pass_rate, record.problem_id))
     if as_json:
         return json.dumps([_as_json(record) for record in records], indent=1)
@@ -64,11 +60,11 @@ def _summary(state: CurriculumState) -> list[str]:
     groups, filtered = sum(r.groups for r in records), sum(r.filtered for r in records)
     sampled, accepted = sum(r.sampled for r in records), sum(r.accepted for r in records)
     always = sum(r.accepted == r.sampled for r in records)
-    never = sum(not r.accepted for r in records)
+    never, codeless = sum(not r.accepted for r in records), sum(r.no_code == r.sampled for r in records)
     return [
         f"{len(records)} problems with complete groups, curriculum at place {state.cursor}",
         f"{groups} groups, {filtered} filtered; {sampled} rollouts graded, {accepted} accepted",
-        f"{always} problems always solved, {never} never",
+        f"{always} problems always solved, {never} never ({codeless} without code in any answer)",
     ]
 
 
@@ -106,6 +102,8 @@ def data_inspect(
 
     With --flaky, find unreliable tests; exit code 1 when there are any.
     """
+    only_with("--flaky", flaky, "--rounds")
+    only_with("an inspection without --prompt", not prompt, "--flaky", "--json")
     from nouscoder.data import inspect
     from nouscoder.policy_folder.prompt_file import prompt_of, with_recorded_prompt
     from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE
@@ -158,6 +156,7 @@ def data_import(
         width = max(map(len, FORMATS)) + 2
         typer.echo("\n".join(f"{known:<{width}}{form.about}" for known, form in FORMATS.items()))
         return
+    only_with("--out FILE.parquet: JSON lines hold the tests", out.suffix == ".parquet", "--tests")
     options = options_given(
         prompt,
         memory_limit,
@@ -218,6 +217,7 @@ def data_filter(
     from nouscoder.data.filters.run import import_missing, read_recipe, select
     from nouscoder.grade_files.answers import GradingTarget
 
+    only_with("--server", server, "--token")
     if not recipe.suffix and not recipe.exists():
         recipe, folder = recipe_path(str(recipe), SELECTIONS), folder or Path.cwd()
     grading = GradingTarget(load_config(config_file, overrides or []).verifier, server, token)
@@ -255,6 +255,7 @@ def data_synthesize(
 
     for option, given in (("--url", url), ("--solver-url", solver_url or url)):
         require_url(given, option)
+    only_with("--server", server, "--token")
     writer = ServedModel(url=url, model=model)
     solver = ServedModel(url=solver_url or url, model=solver_model or model)
     settings = SynthesisSettings(writer, solver, num_tests, at_least, solutions, temperature, max_tokens, at_once)
@@ -266,18 +267,24 @@ def data_synthesize(
 
 @data_app.command("stats")
 def data_stats(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="name of the run")],
+    run: Annotated[str, typer.Argument(metavar="RUN|FILE", help="name of a run, or a problem file")],
     address: BrokerOption = "",
     limit: Annotated[int, typer.Option(min=0, help="problems shown, the lowest pass rate first; 0: all")] = 50,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Print the statistics of a run's problems: groups, pass rates over time, filtered groups.
+    """Print the statistics of a run's problems: groups, pass rates, filtered groups; or what a problem file holds.
 
     With --broker they are those of this moment, else those of the copy in the run folder. --json prints all problems,
     as a file of pass rates for broker.curriculum.pass_rates of a later run and for the filters of `data filter`.
     """
+    if Path(run).is_file():
+        only_with("the name of a run", False, "--broker", "--limit", "--config", "--set")
+        from nouscoder.data.inspect import describe
+
+        typer.echo(describe(Path(run), as_json=as_json))
+        return
     config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])
     typer.echo(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
 

@@ -10,7 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, Opened, RunByDefault, SetOption, goes_on, json_fields
+from nouscoder.cli.options import (
+    AGAIN,
+    ConfigOption,
+    JsonOption,
+    Opened,
+    RunByDefault,
+    SetOption,
+    goes_on,
+    json_fields,
+    only_with,
+)
 from nouscoder.config import Config, load_config
 from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.domain.submission import Profile
@@ -78,13 +88,17 @@ def eval_run(
     from nouscoder.evaluation.outcomes import summary_text
     from nouscoder.evaluation.samples import SamplingSettings
 
+    sampled = ("--n", "--temperature", "--top-p", "--max-tokens", "--seed", "--prompt", "--extra", "--at-once")
+    only_with("a model that is sampled: --url or --policy", not samples, *sampled)
+    only_with("--verifier", verifier, "--token", "--ca")
     if url and not model:
         raise WrongUse("--url needs --model, the name of the model at the server")
     checkpoint = _checkpoint(policy, yarn_factor, yarn_original)
     if checkpoint:
         model = checkpoint.model(model)
     config = load_config(config_file, overrides or [])
-    folder = out or _folder(model, samples)
+    name = model or (samples.stem if samples else "samples")
+    folder = out or Path("evaluations") / re.sub(r"[^\w.-]+", "_", name)
     asked, lines = _asked(config, checkpoint.folder if checkpoint else None, prompt, folder)
     checkpoint = checkpoint and replace(checkpoint, date=asked.date)
     for line in () if samples else lines:
@@ -113,12 +127,6 @@ def eval_compare(
 
     found = compare(a, b, profile)
     typer.echo(json.dumps(found.record()) if as_json else found.text())
-
-
-def _folder(model: str, samples: Path | None) -> Path:
-    """Where an evaluation goes that is given no folder."""
-    name = model or (samples.stem if samples else "samples")
-    return Path("evaluations") / re.sub(r"[^\w.-]+", "_", name)
 
 
 def _checkpoint(policy: str, yarn_factor: float, yarn_original: int) -> Any:

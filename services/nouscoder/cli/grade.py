@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, Opened, SetOption, goes_on
+from nouscoder.cli.options import ConfigOption, JsonOption, Opened, SetOption, goes_on, only_with
 from nouscoder.config import load_config
 
 
@@ -33,6 +33,7 @@ def grade(
     """Grade a file and print a summary with pass@k. Exit code 0 when each line got a verdict, not internal_error."""
     from nouscoder.grade_files.grade_file import FileRequest, grade_file
 
+    only_with("--server", server, "--token", "--ca")
     request = FileRequest(file, out, problems, server, token, ca, resume, skip_bad, prefill)
     with goes_on("--resume keeps the verdicts that --out has" if out else "with --out FILE it can go on"):
         summary, code = grade_file(request, load_config(config_file, overrides or []))
@@ -50,8 +51,8 @@ def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -
     from nouscoder.http_server.api_keys import new_api_key
 
     secret, line = new_api_key(name)
+    typer.echo(line)  # first: a token whose line found no room is of no use
     typer.echo(f"token for {name}, shown only now: {secret}", err=True)
-    typer.echo(line)
 
 
 def prepare() -> None:

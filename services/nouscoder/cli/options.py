@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.main
 
 from nouscoder.domain.reasoning import CLOSING, opened_by
 from nouscoder.errors import WrongUse
@@ -52,6 +53,15 @@ class ListByDefault(RunByDefault):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the default in the place of no arguments."""
         return super().parse_args(ctx, args or [self.default])
+
+
+def only_with(what: str, is_there: object, *options: str) -> None:
+    """Raises BadParameter when one of `options`, which are for `what`, was given and `what` is not there."""
+    context = typer.main.get_current_context()  # type: ignore[attr-defined]  # typer offers no other way
+    for parameter in context.command.params:
+        source, option = context.get_parameter_source(parameter.name), parameter.opts[0]
+        if option in options and not is_there and source and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"it is for {what}", param_hint=option)
 
 
 def json_fields(option: str, text: str) -> dict[str, Any]:

@@ -20,7 +20,13 @@ def recipes(context: typer.Context, as_json: JsonOption = False) -> None:
     """List the published recipes; `show NAME` prints one, and `nouscoder train --recipe NAME` runs it."""
     if context.invoked_subcommand is not None:
         return
-    records = recipe_list()
+    from nouscoder.config.recipe import recipe_names, recipe_path
+
+    records = []
+    for name in recipe_names():
+        config = load_config(recipe_path(name))
+        if config.recipe.source:
+            records.append({"name": name, **_described(config)})
     if as_json:
         typer.echo(json.dumps(records, indent=1))
         return
@@ -43,18 +49,6 @@ def recipes_show(
     """
     record = recipe_record(name, overrides or [])
     typer.echo(json.dumps(record, indent=1) if as_json else recipe_text(record))
-
-
-def recipe_list() -> list[dict[str, Any]]:
-    """What the table has of each recipe."""
-    from nouscoder.config.recipe import recipe_names, recipe_path
-
-    found = []
-    for name in recipe_names():
-        config = load_config(recipe_path(name))
-        if config.recipe.source:
-            found.append({"name": name, **_described(config)})
-    return found
 
 
 def recipe_record(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import JsonOption
+from nouscoder.cli.options import JsonOption, only_with
 from nouscoder.config.devices import device_fault
 from nouscoder.errors import Unusable
 
@@ -95,6 +95,7 @@ def reward_model_eval(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a reward model: best of n on graded samples, accuracy on pairs and on RM-Bench, with standard errors."""
+    only_with("best of n: --problems with --evaluation", problems and evaluation, "--problems", "--evaluation", "--n")
     _check_device(device)
     from nouscoder.reward_model.evaluate import evaluate_reward_model, scorer_of
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import SetOption
+from nouscoder.cli.options import SetOption, only_with
 from nouscoder.config import load_config
 from nouscoder.run.supervisor import wait_passively
 
@@ -50,8 +50,7 @@ def demo(
     """Train a small policy with real services and real sandboxes: about five minutes on two cores."""
     from nouscoder.demo.run import computes_in_bfloat16, demo_run
 
-    if gpu and not real:
-        raise typer.BadParameter("--gpu is for --real: the policy of the plain demo is too small for a GPU")
+    only_with("--real: the policy of the plain demo is too small for a GPU", real, "--gpu")
     recipe = "smollm2-135m" if gpu else "demo-real" if real else "demo"
     own = _SMALL_VLLM if engine is EngineChoice.VLLM and not real else ()
     chosen = [] if engine is None and resume else [f"generation.engine={(engine or EngineChoice.TORCH).value}"]
@@ -100,9 +99,7 @@ def train(
 
     if (config_file is None) is not bool(recipe):
         raise typer.BadParameter("give CONFIG or --recipe NAME")
-    of_smoke = {"--pass-rates": pass_rates, "--smoke-batches": smoke_batches, "--json": as_json}
-    if not smoke64 and (alone := next((name for name, value in of_smoke.items() if value), "")):
-        raise typer.BadParameter("it is for --smoke64", param_hint=alone)
+    only_with("--smoke64", smoke64, "--pass-rates", "--smoke-batches", "--json")
     values, folder = overrides or [], None
     if recipe:
         config_file, folder = recipe_path(recipe), Path.cwd()

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, SetOption
+from nouscoder.cli.options import ConfigOption, SetOption, only_with
 from nouscoder.config import load_config
-from nouscoder.errors import WrongUse
 from nouscoder.extras import MODEL_LIBRARIES, require
 from nouscoder.run.supervisor import wait_passively
 
@@ -41,12 +40,13 @@ def serve(
     from nouscoder.logs import configure_logs
     from nouscoder.run.stages import has_stages, serve_stage
 
+    only_with("`serve verifier`", service is Service.VERIFIER, "--broker")
+    only_with("`serve generation`", service is Service.GENERATION, "--policy")
+    only_with("verifier and generation", service in (Service.VERIFIER, Service.GENERATION), "--http")
     of_http = "openai.http" if service is Service.GENERATION else "http"
     given = {"grpc": grpc, of_http: http, "metrics": metrics}
     addresses = [f'{service.value}.{key}="{value}"' for key, value in given.items() if value is not None]
     config = load_config(config_file, [*(overrides or []), *addresses])
-    if policy and service is not Service.GENERATION:
-        raise WrongUse("--policy is for `serve generation`")
     wait_passively()
     configure_logs(service.value)
     if service is Service.VERIFIER:

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, Opened, RunByDefault, SetOption, goes_on, json_fields
+from nouscoder.cli.options import (
+    AGAIN,
+    ConfigOption,
+    JsonOption,
+    Opened,
+    RunByDefault,
+    SetOption,
+    goes_on,
+    json_fields,
+    only_with,
+)
 from nouscoder.config import load_config
 
 sft_app = typer.Typer(
@@ -93,6 +103,7 @@ def sft_sample(
     from nouscoder.evaluation.samples import SamplingSettings
     from nouscoder.sft.teacher import sample_teacher
 
+    only_with("--verifier", verifier, "--token", "--ca")
     config = load_config(config_file, overrides or [])
     asked = config.generation.environment.record(PromptSettings).resolved(has_chat_template=True)
     sampling = SamplingSettings(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import asdict
 from inspect import Signature, signature
 from pathlib import Path
@@ -12,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.cli.options import ConfigOption, JsonOption, SetOption, only_with
 from nouscoder.config import Config, load_config
 from nouscoder.domain.run_status import RunStatus
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, WrongUse
 from nouscoder.installation import how_to_install
 from nouscoder.rpc.addresses import split_address, unix_path
 
@@ -28,7 +31,7 @@ _PATIENCE_S = 3.0
 
 
 def broker_of(config: Config) -> BrokerClient:
-    """A client of the configured broker, with the configured certificates. Raises CertificatesUnusable."""
+    """A client of the configured broker, with the configured certificates. Raises Unusable."""
     from nouscoder.rpc.broker_client import BrokerClient
     from nouscoder.rpc.tls import channel_credentials
     from nouscoder.rpc.worker import observer_id
@@ -147,6 +150,25 @@ def broker_at(address: str) -> list[str]:
     return [f'broker.grpc="{address}"'] if address else []
 
 
+def _newest_here(command: str) -> Path | None:
+    """The configuration of the newest run in runs/, where nothing listens at the usual address of a broker.
+
+    Raises WrongUse for a command that changes a run, which must be named, and PeerUnreachable where there is no run.
+    """
+    from nouscoder.rpc.channel import PeerUnreachable
+
+    usual = Config()
+    with suppress(OSError), socket.create_connection(split_address(usual.broker.grpc), _PATIENCE_S):
+        return None
+    found = sorted(usual.run.root.glob("*/config.toml"), key=lambda file: -file.stat().st_mtime)
+    if not found:
+        raise PeerUnreachable(f"no run is in {usual.run.root}/, and no broker at {usual.broker.grpc}: give --config")
+    if command not in ("status", "why_stalled"):
+        names = ", ".join(file.parent.name for file in found)
+        raise WrongUse(f"name the run, such as --config {shlex.quote(str(found[0]))}; runs here, newest first: {names}")
+    return found[0]
+
+
 def asks_broker(ask: Callable[..., Answer]) -> Callable[..., None]:
     """The command that prints the answer of `ask`, which takes a configuration and `as_json` besides its own options.
 
@@ -160,6 +182,7 @@ def asks_broker(ask: Callable[..., Answer]) -> Callable[..., None]:
         as_json: JsonOption = False,
         **own: Any,
     ) -> None:
+        config_file = config_file if config_file or overrides or address else _newest_here(ask.__name__)
         config = load_config(config_file, [*(overrides or []), *broker_at(address)])
         typer.echo(asyncio.run(ask(config, **own, as_json=as_json)))
 
@@ -208,10 +231,9 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check what this host or cluster can run, and show how to get what is missing. Exit code 0 if the defaults run."""
-    if values and (image or not cluster):
-        raise typer.BadParameter("it needs --cluster, and no --image, because no pod is started", param_hint="--values")
-    if not values and (namespace or release or chart):
-        raise typer.BadParameter("it is missing: --namespace, --release and --chart need it", param_hint="--values")
+    only_with("--cluster", cluster, "--values", "--image")
+    only_with("--cluster without --values, which starts no pod", not values, "--image")
+    only_with("--cluster with --values", values, "--namespace", "--release", "--chart")
     if cluster:
         try:
             from nouscoder.doctor.cluster.install import Release, run_doctor_install

@@ -44,7 +44,9 @@ def put(tree: dict[str, Any], override: str, model: type[BaseModel], file: Mappi
     if path[:2] == _STAGES and len(path) > 2:
         stages = next((found for each in known if isinstance(found := _at(each, _STAGES), list)), [])
         path = _of_stage(path, stages)
-    given = _nested(path, value)
+    given: dict[str, Any] = {path[-1]: value}
+    for parent in reversed(path[:-1]):
+        given = {parent: given}
     for each in (given, *changes_of_stages(given)):
         place_paths(each, model, Path.cwd())
     path, value = _whole_list(path, _at(given, path), known, model)
@@ -111,10 +113,3 @@ def _at(tree: Any, path: Sequence[str]) -> Any:
         else:
             tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
-
-
-def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {path[-1]: value}
-    for parent in reversed(path[:-1]):
-        given = {parent: given}
-    return given

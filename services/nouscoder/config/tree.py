@@ -330,6 +330,8 @@ def read_tree(path: Path) -> dict[str, Any]:
     """What a configuration file says, unchecked; null in JSON means the default. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
+        if not text.strip():
+            raise ConfigError(f"{path} is empty: nouscoder init writes a configuration")
         tree = _without_nulls(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None

@@ -384,7 +384,7 @@ def packages_at(path: Path, marker: str) -> Iterator[tuple[str, PackageFiles]]:
         root = path.resolve()
         for file in (root / marker, *sorted(root.glob(f"*/{marker}"))):
             if file.is_file():
-                yield path.stem if file.parent == root else file.parent.name, _Folder(file.parent)
+                yield root.stem if file.parent == root else file.parent.name, _Folder(file.parent)
 
 
 # YAML.

@@ -23,6 +23,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from statistics import median
 
 from nouscoder.config import VerifierSection
 from nouscoder.data.check import check_file, library_fault_here
@@ -281,6 +282,25 @@ def inspect_file(path: Path, *, as_json: bool, here: VerifierSection | None = _H
         f"{path}: {checked.num_problems} problems ({types}), {checked.num_tests} tests,"
         f" {checked.num_with_references} problems with reference solutions{warning}"
     ), 0
+
+
+def describe(path: Path, *, as_json: bool) -> str:
+    """What a problem file holds, in numbers. Raises Unusable."""
+    tests, prompts, languages, seen = list[int](), list[int](), Counter[str](), Counter[bytes]()
+    for item in read_referenced(path):
+        problem = item.problem
+        tests.append(len(problem.tests.cases))
+        prompts.append(len(problem.prompt))
+        languages[", ".join(problem.languages)] += 1
+        seen[digest(" ".join(problem.prompt.split()).encode())] += 1
+    record = {
+        "problems": len(tests),
+        "tests a problem": f"{min(tests)} to {max(tests)}, median {median(tests):g}",
+        "characters a prompt": f"{min(prompts)} to {max(prompts)}, median {median(prompts):g}",
+        "languages": ", ".join(f"{count} {names}" for names, count in languages.most_common()),
+        "problems with the prompt of another one": len(tests) - len(seen),
+    }
+    return json.dumps(record, indent=1) if as_json else "\n".join(f"{name}: {value}" for name, value in record.items())
 
 
 def prompts_of(path: Path, settings: PromptSettings) -> str:

@@ -158,7 +158,11 @@ class ProblemIndex:
         row = self._database.execute("SELECT record FROM problems WHERE problem_id = ?", (problem_id,)).fetchone()
         if row is None:
             raise NotInIndex(problem_id)
-        return _problem(problem_id, json.loads(row[0]))
+        record = json.loads(row[0])
+        rules = _rules(record.pop("rules"))
+        public = record.pop("public_tests")
+        shown = None if public is None else PublicTests(tests_from_json(public), rules)
+        return IndexedProblem(problem_id=problem_id, rules=rules, public_tests=shown, **record)
 
 
 def open_index(config: Config) -> ProblemIndex:
@@ -189,7 +193,7 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
     """The index of a problem file. Built first when it is missing or outdated, which may take minutes.
 
     `index` is its folder and `tests` the place of the test store, both by default next to the file. Raises
-    ProblemFileError, BlobsUnusable and BlobsUnavailable.
+    ProblemFileError, Unusable and BlobsUnavailable.
     """
     folder = _folder_of(source, index)
     tests = tests or str(folder)
@@ -321,13 +325,6 @@ def _record(problem: Problem, kept: StoredTests, tests_type: str) -> bytes:
             "tests_type": tests_type,
         }
     )
-
-
-def _problem(problem_id: str, record: dict[str, Any]) -> IndexedProblem:
-    rules = _rules(record.pop("rules"))
-    public = record.pop("public_tests")
-    shown = None if public is None else PublicTests(tests_from_json(public), rules)
-    return IndexedProblem(problem_id=problem_id, rules=rules, public_tests=shown, **record)
 
 
 def _rules(record: dict[str, Any]) -> GradingRules:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
-from nouscoder.data.problems import FileFault, Reference, ReferenceBody, ReferencedProblem, read_bodies
+from nouscoder.data.problems import FileFault, Reference, ReferenceBody, ReferencedProblem, import_hint, read_bodies
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
 from nouscoder.errors import Unusable
@@ -110,10 +110,10 @@ def _comparator(text: str) -> Comparator:
     return Comparator(**record | {"kind": ComparatorKind(record["kind"])})
 
 
-def require_new(out: Path, refused: Callable[[str], Unusable]) -> None:
-    """For commands that write a file after long work. Raises `refused`, and ParquetUnusable without the library."""
-    if out.suffix != ".parquet":
-        raise refused(f"--out {out} must end in .parquet")
+def require_new(out: Path, refused: Callable[[str], Unusable], *endings: str) -> None:
+    """Before long work: a new parquet file, or of one of `endings`. Raises `refused`, and ParquetUnusable."""
+    if not out.name.endswith((".parquet", *endings)):
+        raise refused(f"--out {out} must end in {' or '.join(('.parquet', *endings[:1]))}")
     if out.exists():
         raise refused(f"{out} exists already: give another --out, or delete it")
     _libraries()
@@ -217,7 +217,7 @@ def _opened(path: Path) -> Any:
     except (ArrowException, OSError) as error:
         raise ParquetUnusable(f"{path} cannot be read: {error}") from error
     if _PLACE not in (file.schema_arrow.metadata or {}):
-        raise ParquetUnusable(f"{path} is no problem file; nouscoder data import makes one of a data set")
+        raise ParquetUnusable(f"{path} is no problem file{import_hint(path, file.schema_arrow.names)}")
     return file
 
 

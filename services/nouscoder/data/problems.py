@@ -7,7 +7,8 @@ Tests have the grading API's JSON form, or a public form that it takes too, such
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,13 +20,14 @@ from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
 from nouscoder.data.bounded_files import FileRefused, bounded_json, bounded_lines, created, opened
 from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, language_name
-from nouscoder.errors import Unusable, did_you_mean
+from nouscoder.errors import Unusable, did_you_mean, one_line
 from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, TestsBody, all_faults, canonical_json
 from nouscoder.formats.json_values import TooManyValues, ValueCount
 from nouscoder.formats.public_shapes import NotTests, rewritten
 
 # Public tests travel with each task.
 MAX_PUBLIC_BYTES = 16 * 1024
+_SNIFFED_BYTES = 4 * 1024**2
 _MOST_SHOWN = 4  # faults of one line
 _TEXTS = ("problem_id", "prompt", "prompt_template", "difficulty", "source", "family", "starter_code")
 _ORDER = (
@@ -134,14 +136,14 @@ def fit_in_a_task(tests: Tests) -> bool:
     return len(canonical_json(tests)) <= MAX_PUBLIC_BYTES
 
 
-def save_problems(path: Path, problems: Iterable[Problem]) -> None:
+def save_problems(path: Path, problems: Iterable[Problem | ReferencedProblem]) -> None:
     """Write `problems` as JSONL. The file is replaced atomically."""
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.with_name(f".part-{path.name}")
     with whole_or_gone(temporary), naming_storage_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with created(temporary, path.name) as file:
-            for problem in problems:
-                file.write(line_of(problem))
+            for item in problems:
+                file.write(line_of(item))
         temporary.replace(path)
 
 
@@ -163,14 +165,54 @@ def read_bodies(path: Path, refused: list[FileFault] | None = None) -> Iterator[
                     continue
                 fault = body if isinstance(body, str) else f"problem_id {body.problem_id!r} occurs twice"
                 if refused is None:
-                    raise ProblemFileError(f"{path}, line {at}: {fault}")
+                    raise ProblemFileError(f"{path}, line {at}: {fault}{'' if seen else _hint_of(path)}")
                 refused.append(FileFault(f"line {at}", fault, is_of_line=True))
     except (OSError, FileRefused) as error:
         raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not seen and not refused:
         raise ProblemFileError(f"{path} holds no problem")
-    if not seen and refused and "not JSON" in refused[0].fault:
-        raise ProblemFileError(f"{path}, {refused[0]}: make a problem file of it with nouscoder data import")
+    if not seen and refused and (hint := _hint_of(path)):
+        raise ProblemFileError(f"{path}, {refused[0]}{hint}")
+
+
+# Data sets in other forms, by columns that each of them has; `generic` reads the rest.
+_SETS = {
+    "leetcode": ("query", "entry_point", "test"),
+    "humaneval": ("task_id", "prompt", "entry_point", "test"),
+    "mbpp": ("task_id", "test_list"),
+    "livecodebench": ("question_content", "public_test_cases"),
+    "bigcodebench": ("complete_prompt", "instruct_prompt", "test"),
+    "code_contests": ("description", "public_tests", "private_tests"),
+    "apps": ("question", "input_output"),
+    "generic": ("prompt", "reward_model"),
+}
+
+
+def import_hint(path: Path, columns: Sequence[str]) -> str:
+    """How a file with these columns becomes a problem file, to be said after its fault."""
+    found = [name for name, known in _SETS.items() if {*known} <= {*columns}]
+    form = found[0] if found else "generic --column prompt=COLUMN --column tests=COLUMN"
+    shown = one_line(", ".join(columns[:8]))[:300]
+    command = f"nouscoder data import {form} {shlex.quote(str(path))}"
+    return f"; it has the columns {shown}: make a problem file with {command}"
+
+
+def _hint_of(path: Path) -> str:
+    """The hint for CSV, JSON arrays and the JSON lines of another data set; empty for faulty problems."""
+    with opened(path) as file:
+        text = file.read(_SNIFFED_BYTES).decode("utf8", "replace").strip()
+    try:
+        first, end = json.JSONDecoder().raw_decode(text.lstrip("[ \r\n\t"))
+    except (ValueError, RecursionError):
+        columns = text.partition("\n")[0].split(",")
+        return import_hint(path, columns) if len(columns) > 1 and text[0] not in "{[" else ""
+    is_object, is_array, is_line = isinstance(first, dict), text[0] == "[", "\n" not in text[:end]
+    if is_object and "tests" not in first and (is_array or is_line):
+        return import_hint(path, list(first))
+    if is_object and is_line and not is_array:
+        return ""
+    how = "'.[]'" if is_array else "."
+    return f"; write one JSON object a line, as by: jq -c {how} {shlex.quote(str(path))}"
 
 
 def _body(line: bytes) -> ProblemBody | str:
@@ -224,13 +266,17 @@ def _fault(field: str, wrong: str) -> str:
     return f"{field}: {wrong}{did_you_mean(field, ProblemBody.model_fields) if wrong == 'unknown field' else ''}"
 
 
-def line_of(problem: Problem) -> bytes:
+def line_of(item: Problem | ReferencedProblem) -> bytes:
     """The line of a problem file, with its newline."""
+    item = item if isinstance(item, ReferencedProblem) else ReferencedProblem(item)
+    problem = item.problem
     record: dict[str, Any] = {name: getattr(problem, name) for name in _ORDER}
     record["limits"] = asdict(problem.limits)
     record["comparator"] = ComparatorBody.of(problem.comparator).model_dump()
     if problem.public_tests is not None:
         record["public_tests"] = json.loads(canonical_json(problem.public_tests))
+    record |= {"references": list(map(asdict, item.references))} if item.references else {}
+    record |= {"metadata": dict(item.metadata)} if item.metadata else {}
     head = json.dumps(record, ensure_ascii=False).encode()
     return head[:-1] + b', "tests": ' + canonical_json(problem.tests) + b"}\n"
 

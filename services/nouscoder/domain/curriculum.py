@@ -32,7 +32,7 @@ class ProblemStatistics:
     `groups` are those with a graded rollout, `filtered` those of equal rewards that were filtered. `sampled` and
     `accepted` are rollouts over the run. `solved_in_row` counts the last groups in a row whose pass rate reached
     broker.curriculum.retire_pass_rate. `place` is the place in the curriculum of the latest group, -1 if none had one.
-    `history` has the last groups, the newest at the end.
+    `history` has the last groups, the newest at the end. `no_code` are rollouts without code.
     """
 
     problem_id: str
@@ -43,6 +43,7 @@ class ProblemStatistics:
     solved_in_row: int = 0
     place: int = -1
     history: tuple[GroupOutcome, ...] = ()
+    no_code: int = 0
 
     @property
     def pass_rate(self) -> float:
@@ -58,19 +59,19 @@ class ProblemStatistics:
         """As Redis keeps it."""
         history = ",".join(f"{accepted}/{sampled}" for accepted, sampled in self.history)
         counts = (self.groups, self.filtered, self.sampled, self.accepted, self.solved_in_row, self.place)
-        return f"{' '.join(map(str, counts))} {history}"
+        return f"{' '.join(map(str, counts))} {history} {self.no_code}"
 
     @classmethod
     def of_text(cls, problem_id: str, text: str) -> ProblemStatistics:
-        """From `to_text`. Raises ValueError."""
+        """From `to_text`; records of earlier releases end with the history. Raises ValueError."""
         try:
-            *counts, history = text.split(" ")
+            *counts, history, no_code = text.split(" ") if text.count(" ") > 6 else [*text.split(" "), "0"]
             groups, filtered, sampled, accepted, solved_in_row, place = map(int, counts)
             pairs = [entry.split("/") for entry in history.split(",") if entry]
             outcomes = tuple(GroupOutcome(int(accepted), int(sampled)) for accepted, sampled in pairs)
         except ValueError as error:
             raise ValueError(f"{text[:100]!r} is not a record of a problem") from error
-        return cls(problem_id, groups, filtered, sampled, accepted, solved_in_row, place, outcomes)
+        return cls(problem_id, groups, filtered, sampled, accepted, solved_in_row, place, outcomes, int(no_code))
 
 
 @dataclass(frozen=True, slots=True)

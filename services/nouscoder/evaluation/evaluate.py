@@ -56,13 +56,14 @@ from nouscoder.evaluation.samples import (
     verdict_key,
 )
 from nouscoder.extras import MODEL_LIBRARIES, require
-from nouscoder.grade_files.answers import Answerer, GradingTarget, answers_of, library_fault_of
+from nouscoder.grade_files.answers import GradingTarget, answers_of, library_fault_of
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.policy_folder.compose import CONFIG_FILE, merged_policy, with_yarn
 from nouscoder.policy_folder.engine_choice import missing_engine, with_engine
 from nouscoder.policy_folder.inspection import context_tokens, downloaded, engine_faults, faults_of, is_hub_id
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, prompt_lines, with_date, with_recorded_prompt
+from nouscoder.policy_folder.trained_on import digest_of, leak_lines, trained_on
 from nouscoder.policy_folder.weights_files import is_adapter, shards_of
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog
@@ -74,10 +75,6 @@ from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 # A policy folder as the model of an evaluation.
 
 _DIGEST_CHARACTERS = 12
-
-
-class CheckpointUnusable(Unusable):
-    """A folder cannot be evaluated as asked. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ class ServedPolicy:
 
     @classmethod
     def named(cls, name: str, yarn_factor: float = 0.0, yarn_original_tokens: int = 0) -> ServedPolicy:
-        """The policy in a folder, or of a hub. Raises CheckpointUnusable, WrongUse and HubUnavailable."""
+        """The policy in a folder, or of a hub. Raises Unusable, WrongUse and HubUnavailable."""
         if bool(yarn_factor) != bool(yarn_original_tokens) or 0 < yarn_factor <= 1:
             raise WrongUse("YaRN needs --yarn-factor above 1 and --yarn-original-tokens")
         folder = Path(name)
@@ -102,18 +99,18 @@ class ServedPolicy:
             folder = downloaded(name)
         if faults := faults_of(folder):
             exported = "; nouscoder export writes a policy of a run as a whole folder" if folder.is_dir() else ""
-            raise CheckpointUnusable(f"--policy: {faults[0]}{exported}")
+            raise Unusable(f"--policy: {faults[0]}{exported}")
         return cls(folder.resolve(), yarn_factor, yarn_original_tokens)
 
     def runnable(self, config: Config) -> Config:
-        """`config` with the engine for the policy. Raises CheckpointUnusable and ExtraMissing."""
+        """`config` with the engine for the policy. Raises Unusable and ExtraMissing."""
         config, _ = with_engine(config, self.folder, beside_learner=False)
         how = "give --set generation.engine=vllm"
         faults = engine_faults(self.folder, config.generation.engine, how=how) or missing_engine(config)
         if faults:
-            raise CheckpointUnusable(f"--policy: {faults[0]}")
+            raise Unusable(f"--policy: {faults[0]}")
         if fault := device_fault("generation.device", config.generation.device):
-            raise CheckpointUnusable(fault)
+            raise Unusable(fault)
         require("generation", *MODEL_LIBRARIES)
         return config
 
@@ -126,7 +123,7 @@ class ServedPolicy:
     async def tokens_needed(self, requests: Sequence[dict[str, Any]]) -> int:
         """The most tokens that one of these requests has, prompt and completion together.
 
-        Raises CheckpointUnusable when they are more than the context, and ApiFault for a request that is not taken.
+        Raises Unusable when they are more than the context, and ApiFault for a request that is not taken.
         """
         from nouscoder.generation.openai.api import longest_prompt
 
@@ -140,7 +137,7 @@ class ServedPolicy:
             fault += (
                 f": give --max-tokens {context - prompt} instead of {wanted}, or a longer context with --yarn-factor"
             )
-        raise CheckpointUnusable(fault)
+        raise Unusable(fault)
 
     @asynccontextmanager
     async def serving(
@@ -159,7 +156,21 @@ class ServedPolicy:
             keys.write_text(stored)
             environment = config.generation.environment.model_copy(update={"date": self.date})
             config = config.changed(generation={"environment": environment})
-            served = _served(config, requests[0]["model"], await self.tokens_needed(requests), at_once, keys)
+            # Evaluations wait for an answer as long as OpenAIServer does.
+            api = OpenAISection(
+                http="127.0.0.1:0",
+                model=requests[0]["model"],
+                slots=at_once,
+                max_requests=2 * at_once,
+                tokens_file=str(keys),
+            )
+            changed = {
+                "max_tokens_total": await self.tokens_needed(requests),
+                "engine_tokens_total": 0,
+                "max_running": 1,
+                "openai": api,
+            }
+            served = config.changed(generation=changed)
             folder = self._with_yarn(Path(temporary) / "policy") if self.yarn_factor else self.folder
             async with serving_folder(served, folder) as address:
                 yield f"http://{address}/v1", key
@@ -172,14 +183,6 @@ class ServedPolicy:
         (to / CONFIG_FILE).unlink()
         (to / CONFIG_FILE).write_text(json.dumps(with_yarn(self.folder, self.yarn_factor, self.yarn_original_tokens)))
         return to
-
-
-def _served(config: Config, model: str, num_tokens: int, at_once: int, keys: Path) -> Config:
-    """`config` for a server of one policy, with places for `at_once` completions of `num_tokens` tokens."""
-    # Evaluations wait for an answer as long as OpenAIServer does.
-    api = OpenAISection(http="127.0.0.1:0", model=model, slots=at_once, max_requests=2 * at_once, tokens_file=str(keys))
-    changed = {"max_tokens_total": num_tokens, "engine_tokens_total": 0, "max_running": 1, "openai": api}
-    return config.changed(generation=changed)
 
 
 async def serve_policy(config: Config, name: str) -> None:
@@ -253,6 +256,10 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
             if request.verifier is None and config.verifier.sandbox.backend in ON_THIS_MACHINE:
                 problems, left_out = gradable(problems, installed())
                 sys.stderr.write(f"{left_out}\n" if left_out else "")
+            if request.checkpoint:
+                texts = {one.problem_id: digest_of(one.prompt, one.starter_code) for one in problems}
+                leaks = leak_lines(texts, trained_on(request.checkpoint.folder), "problems")
+                sys.stderr.writelines(f"{line}\n" for line in leaks)
             profiles = request.profiles or _own_profile(problems)
             for profile in profiles:
                 check_profile(problems, profile)
@@ -298,7 +305,11 @@ class _Evaluation:
         async with AsyncExitStack() as stack:
             target = GradingTarget(config.verifier, request.verifier, request.token, request.ca)
             answer, grade_at_once = await stack.enter_async_context(answers_of(target, index))
-            await self._require_libraries(answer)
+            # Before anything is sampled that could not be graded.
+            problems = {job.problem.problem_id: job.problem for job in self.jobs}
+            needed = Counter(",".join(one.rules.libraries) for one in problems.values() if one.rules.libraries)
+            if fault := await library_fault_of(answer, needed, f"{len(problems)} problems"):
+                raise Unusable(f"{self.request.problems}: {fault}")
             sample: Sampler | None = None
             url, key = request.url, ""
             if request.checkpoint is not None and (asked := self.asked()):
@@ -312,13 +323,6 @@ class _Evaluation:
             advance = stack.enter_context(progress_bar("evaluating", len(self.jobs)))
             grading = SampleGrading(self.samples, self.verdicts, self.profiles, sample, answer, advance)
             await grading.run(self.jobs, request.at_once, grade_at_once)
-
-    async def _require_libraries(self, answer: Answerer) -> None:
-        """Raises CheckpointUnusable before anything is sampled that could not be graded."""
-        problems = {job.problem.problem_id: job.problem for job in self.jobs}
-        needed = Counter(",".join(one.rules.libraries) for one in problems.values() if one.rules.libraries)
-        if fault := await library_fault_of(answer, needed, f"{len(problems)} problems"):
-            raise CheckpointUnusable(f"{self.request.problems}: {fault}")
 
     def write(self) -> dict[str, Any]:
         """Write report.json and report.html."""

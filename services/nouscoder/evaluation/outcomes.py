@@ -88,7 +88,12 @@ def results(found: Sequence[ProblemOutcomes], profiles: Sequence[str]) -> dict[s
             "samples": sum(sample.is_truncated for sample in samples),
             "accepted": sum(sample.is_truncated and sample.verdicts[profiles[0]] == _ACCEPTED for sample in samples),
         },
-        "disagreements": _disagreements(found, profiles),
+        "disagreements": [
+            {"problem_id": one.problem.problem_id, "position": sample.position, "verdicts": sample.verdicts}
+            for one in found
+            for sample in one.samples
+            if len({sample.verdicts[profile] == _ACCEPTED for profile in profiles}) > 1
+        ],
         "problems": [_problem(one, profiles) for one in found],
     }
 
@@ -159,16 +164,6 @@ def _bin_width(largest: int) -> int:
         power *= 10
 
 
-def _disagreements(found: Sequence[ProblemOutcomes], profiles: Sequence[str]) -> list[dict[str, Any]]:
-    """Samples that one profile accepts and another does not."""
-    return [
-        {"problem_id": one.problem.problem_id, "position": sample.position, "verdicts": sample.verdicts}
-        for one in found
-        for sample in one.samples
-        if len({sample.verdicts[profile] == _ACCEPTED for profile in profiles}) > 1
-    ]
-
-
 def _problem(one: ProblemOutcomes, profiles: Sequence[str]) -> dict[str, Any]:
     problem = one.problem
     return {
@@ -184,10 +179,6 @@ def _problem(one: ProblemOutcomes, profiles: Sequence[str]) -> dict[str, Any]:
 
 
 # Two evaluations.
-
-
-class NotComparable(Unusable):
-    """Two evaluations cannot be compared. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,21 +230,19 @@ class PairedComparison:
 
 
 def compare(a: Path, b: Path, profile: str = "") -> PairedComparison:
-    """Compare the evaluations in two folders. `profile`: the first of A by default. Raises NotComparable."""
+    """Compare the evaluations in two folders. `profile`: the first of A by default. Raises Unusable."""
     first, second = _read(a), _read(b)
     profile = profile or next(iter(first["profiles"]))
     for path, record in ((a, first), (b, second)):
         if profile not in record["profiles"]:
-            raise NotComparable(
-                f"{path} has no verdicts of the profile {profile}: it has {', '.join(record['profiles'])}"
-            )
+            raise Unusable(f"{path} has no verdicts of the profile {profile}: it has {', '.join(record['profiles'])}")
     left, right = _by_id(first), _by_id(second)
     common = [name for name in left if name in right]
     if not common:
-        raise NotComparable(f"{a} and {b} have no problem in common")
+        raise Unusable(f"{a} and {b} have no problem in common")
     for name in common:
         if left[name]["tests_digest"] != right[name]["tests_digest"]:
-            raise NotComparable(f"{name} has other tests in {a} than in {b}, so the two cannot be compared")
+            raise Unusable(f"{name} has other tests in {a} than in {b}, so the two cannot be compared")
     counts = {name: (_counts(left[name], profile), _counts(right[name], profile)) for name in common}
     return _comparison(counts, len(left) + len(right) - 2 * len(common))
 
@@ -297,9 +286,9 @@ def _read(path: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(file.read_bytes())
         record["problems"], record["profiles"]  # a KeyError names what is missing
     except FileNotFoundError:
-        raise NotComparable(f"{path} has no {REPORT}: its evaluation is not finished") from None
+        raise Unusable(f"{path} has no {REPORT}: its evaluation is not finished") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NotComparable(f"{file} is not a report of an evaluation: {error}") from None
+        raise Unusable(f"{file} is not a report of an evaluation: {error}") from None
     return record
 
 

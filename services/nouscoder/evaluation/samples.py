@@ -40,10 +40,6 @@ from nouscoder.retry import Retry
 TRUNCATED = "length"  # the finish_reason of a completion that reached max_tokens
 
 
-class SamplesUnusable(Unusable):
-    """A file of samples cannot be evaluated. The message names the line."""
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
     """How an evaluation samples: its own settings, never those of a run. `extra` are further fields of each request.
@@ -131,7 +127,7 @@ def given_jobs(
 ) -> list[SampleJob]:
     """The samples of a file, which are copied to the log. `all_ids` are the problems of the whole problem file.
 
-    Samples of problems outside the window are left out. Raises SamplesUnusable and UnreadableFile.
+    Samples of problems outside the window are left out. Raises Unusable and UnreadableFile.
     """
     known = {problem.problem_id: problem for problem in problems}
     anywhere = set(all_ids)
@@ -142,7 +138,7 @@ def given_jobs(
         if not fault and entry.problem_id not in anywhere:
             fault = f"the problem file has no problem {entry.problem_id!r:.80}"
         if fault:
-            raise SamplesUnusable(f"{path}, line {entry.number}: {fault}")
+            raise Unusable(f"{path}, line {entry.number}: {fault}")
         if entry.problem_id not in known:
             continue
         position = positions[entry.problem_id]
@@ -153,7 +149,7 @@ def given_jobs(
         jobs.append(SampleJob(known[entry.problem_id], position, key))
     without = [name for name in known if not positions[name]]
     if without:
-        raise SamplesUnusable(f"{path} has no sample of {len(without)} problems, such as {without[0]}")
+        raise Unusable(f"{path} has no sample of {len(without)} problems, such as {without[0]}")
     return jobs
 
 
@@ -277,10 +273,6 @@ class SampleGrading:
 _NOT_RUN = frozenset({VerdictKind.NO_CODE.value, VerdictKind.COMPILE_ERROR.value})
 
 
-class NoScores(Unusable):
-    """A folder has no samples of these problems, or not what is needed of them. The message says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
     """A sample. `score` is the share of tests that it passes; None when grading stopped at its first failure."""
@@ -300,10 +292,10 @@ class ScoredProblem:
 
     @property
     def scores(self) -> list[float]:
-        """The score of each sample. Raises NoScores when one has none."""
+        """The score of each sample. Raises Unusable when one has none."""
         found = [sample.score for sample in self.samples if sample.score is not None]
         if len(found) < len(self.samples):
-            raise NoScores(
+            raise Unusable(
                 f"not every test was run for the samples of {self.problem_id}: evaluate them with --all-tests, and"
                 " under a profile that does not stop at the first failure"
             )
@@ -311,9 +303,9 @@ class ScoredProblem:
 
 
 def scored_problems(problems: Path, folder: Path) -> list[ScoredProblem]:
-    """The problems of a file that have samples in an evaluation's folder. Raises NoScores and what reading raises."""
+    """The problems of a file that have samples in an evaluation's folder. Raises Unusable and what reading raises."""
     if not (folder / "verdicts.jsonl").is_file():
-        raise NoScores(f"{folder} is not the folder of an evaluation: nouscoder eval makes one")
+        raise Unusable(f"{folder} is not the folder of an evaluation: nouscoder eval makes one")
     with ExitStack() as stack:
         index = stack.enter_context(closing(open_index_of(problems)))
         samples = stack.enter_context(RecordLog(folder / "samples.jsonl", "finish_reason"))
@@ -333,7 +325,7 @@ def scored_problems(problems: Path, folder: Path) -> list[ScoredProblem]:
                 is_right = graded["verdict"] == VerdictKind.ACCEPTED.value
                 found[name][sample["position"]] = ScoredSample(answer_text(sample), is_right, _score(graded))
     if not found:
-        raise NoScores(f"{folder} has no graded sample of a problem of {problems}")
+        raise Unusable(f"{folder} has no graded sample of a problem of {problems}")
     return [
         ScoredProblem(
             name,

@@ -126,7 +126,9 @@ def _tests(tests: Any, values: ValueCount) -> Any:
         return tests
     tests = _without_nulls(tests, _OF_TESTS)
     if tests.get("type") == "pytest":
-        return _asserts(tests)
+        file, others = tests.get("file"), {name: value for name, value in tests.items() if name != "file"}
+        names = tests.get("cases") or (test_names(file) if isinstance(file, str) else [])
+        return {"module": "solution", **others, "type": "assert", "setup": file, "cases": names}
     inputs, outputs = tests.get("inputs", tests.get("input")), tests.get("outputs", tests.get("output"))
     if "type" not in tests and isinstance(inputs, list) and isinstance(outputs, list):
         plural = "s" if "inputs" in tests else ""
@@ -136,7 +138,13 @@ def _tests(tests: Any, values: ValueCount) -> Any:
             raise NotTests("tests.inputs", f"there are {lengths}: each input needs its output")
         name = tests.get("fn_name")
         if any(tests.get("assert_case") or ()):
-            return _asserted(tests["assert_case"], [name not in _NO_FUNCTION, *inputs, *outputs])
+            # verl appends an assert to the program of each case, which then has the case's input and output too.
+            asserts = tests["assert_case"]
+            if any([name not in _NO_FUNCTION, *inputs, *outputs]) or not isinstance(asserts, list) or not all(asserts):
+                raise NotTests(
+                    "tests.assert_case", "give one assert for each case, with empty inputs and outputs and no fn_name"
+                )
+            return {"type": "assert", "cases": asserts}
         return _runs(inputs, outputs) if name in _NO_FUNCTION else _calls(str(name), inputs, outputs, values)
     if isinstance(tests.get("cases"), list):
         known = _OF_CASES - {"expected"} if tests.get("type") == "call" else _OF_CASES
@@ -164,21 +172,6 @@ def _closed(record: dict[str, Any], known: Collection[str], field: str) -> None:
     for name, value in record.items():
         if name not in known and value is not None:
             raise NotTests(f"{field}.{name}", f"is not known beside {', '.join(sorted(known))}")
-
-
-def _asserted(asserts: Any, others: list[Any]) -> dict[str, Any]:
-    """verl appends an assert to the program of each case, which then has the case's input and output too."""
-    if any(others) or not isinstance(asserts, list) or not all(asserts):
-        raise NotTests(
-            "tests.assert_case", "give one assert for each case, with empty inputs and outputs and no fn_name"
-        )
-    return {"type": "assert", "cases": asserts}
-
-
-def _asserts(tests: dict[str, Any]) -> dict[str, Any]:
-    file, others = tests.get("file"), {name: value for name, value in tests.items() if name != "file"}
-    names = tests.get("cases") or (test_names(file) if isinstance(file, str) else [])
-    return {"module": "solution", **others, "type": "assert", "setup": file, "cases": names}
 
 
 def _runs(inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:

@@ -85,7 +85,12 @@ class _SentCases(Sequence[Any]):
             for spans in self._lists:
                 values.add_weight(self._weight(spans[index]))
             if self._names == ["cases"]:
-                return self._validated(index, values)
+                begin, end = self._lists[0][index]
+                head = to_json(self._head)[:-1] + (b"," if self._head else b"")
+                try:
+                    return tests_from_json(head + b'"cases":[' + self._text[begin:end] + b"]}")
+                except ValidationError:
+                    return self._rewritten({"cases": [self._value((begin, end), f"tests.cases[{index}]")]}, values)
             given, wanted = (self._value(spans[index], f"tests.cases[{index}]") for spans in self._lists)
             return self._rewritten(dict(zip(self._names, ([given], [wanted]), strict=True)), values)
         except TooManyValues as error:
@@ -95,14 +100,6 @@ class _SentCases(Sequence[Any]):
             raise NotTests(field.replace("cases[0]", f"cases[{index}]", 1), wrong) from None
         except ValueError as error:  # text that is not Unicode
             raise NotTests(f"tests.cases[{index}]", str(error)) from None
-
-    def _validated(self, index: int, values: ValueCount) -> Tests:
-        begin, end = self._lists[0][index]
-        head = to_json(self._head)[:-1] + (b"," if self._head else b"")
-        try:
-            return tests_from_json(head + b'"cases":[' + self._text[begin:end] + b"]}")
-        except ValidationError:
-            return self._rewritten({"cases": [self._value((begin, end), f"tests.cases[{index}]")]}, values)
 
     def _rewritten(self, cases: dict[str, Any], values: ValueCount) -> Tests:
         tests = self._head | cases

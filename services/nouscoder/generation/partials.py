@@ -249,7 +249,14 @@ class PartialReports:
             num_kept = answers[asked[rollout_id]]
             if num_kept is None:
                 self._lost.add(asked[rollout_id])
-            self._note(rollout_id, piece, is_kept=num_kept == piece.end_token)
+            is_kept = num_kept == piece.end_token
+            if is_kept:
+                self.metrics.partial_tokens.labels(PartialTokens.SAVED.value).inc(piece.num_sampled_tokens)
+            sampler = self.samplers.get(rollout_id)
+            if sampler is not None and is_kept:
+                sampler.saved(piece)
+            elif sampler is not None:
+                sampler.forgotten()
 
     async def _unsaved(self, rollout_ids: Iterable[str], *, is_last: bool) -> dict[str, PartialRollout]:
         """What to keep of rollouts with `every_tokens` new tokens; `is_last`: in all. Raises EngineError."""
@@ -267,13 +274,3 @@ class PartialReports:
         running = await self.engine.sampled(starts)
         pieces = {name: sampler.unsaved(running.get(sampler.request_id or "")) for name, sampler in chosen.items()}
         return {name: piece for name, piece in pieces.items() if piece is not None}
-
-    def _note(self, rollout_id: str, piece: PartialRollout, *, is_kept: bool) -> None:
-        """The broker keeps `piece` of the rollout after what it kept before, or it keeps other tokens."""
-        if is_kept:
-            self.metrics.partial_tokens.labels(PartialTokens.SAVED.value).inc(piece.num_sampled_tokens)
-        sampler = self.samplers.get(rollout_id)
-        if sampler is not None and is_kept:
-            sampler.saved(piece)
-        elif sampler is not None:
-            sampler.forgotten()

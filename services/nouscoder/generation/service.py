@@ -258,8 +258,7 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
 
     `reread` gives the configuration of the next run, for ServeNextRun. With generation.policy_from "learner" the
     process is alive but not ready until it has fetched the policy folder. Raises EngineError, EnvironmentUnusable,
-    AddressError, PeerError, PolicyUnusable, PolicyCacheUnusable, TokenUnreadable, ApiKeysUnusable, TlsUnusable or
-    CertificatesUnusable.
+    PeerError, PolicyUnusable and Unusable.
     """
     stop = stop_event()
     metrics = GenerationMetrics()

@@ -94,7 +94,13 @@ class RolloutWorker:
                 )
                 await run_until_stopped(asyncio.Event(), *loops)
             finally:
-                await self._hand_over()
+                # Submit what is finished, and save the tokens of long rollouts for other workers.
+                pairs = [
+                    (held.lease_id, held.future.result()) for held in self._held.values() if _has_rollout(held.future)
+                ]
+                if pairs:
+                    await _at_the_end(self._broker.submit_rollouts(pairs), "rollouts lost", num_rollouts=len(pairs))
+                await _at_the_end(self._partials.send_last(self._leases()), "partial rollouts lost")
                 for rollout_id in list(self._held):
                     self._leave(rollout_id, keeper).future.cancel()
                 await _at_the_end(self._broker.release_leases(), "leases not given back, they run out")
@@ -205,13 +211,6 @@ class RolloutWorker:
         for pair in pairs:
             refused |= await self._hand_in([pair])
         return refused
-
-    async def _hand_over(self) -> None:
-        """When the worker stops: submit what is finished, and save the tokens of long rollouts for other workers."""
-        pairs = [(held.lease_id, held.future.result()) for held in self._held.values() if _has_rollout(held.future)]
-        if pairs:
-            await _at_the_end(self._broker.submit_rollouts(pairs), "rollouts lost", num_rollouts=len(pairs))
-        await _at_the_end(self._partials.send_last(self._leases()), "partial rollouts lost")
 
     def _leases(self) -> dict[str, str]:
         """The lease id of each rollout in progress."""

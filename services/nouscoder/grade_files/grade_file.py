@@ -31,7 +31,7 @@ from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
 from nouscoder.domain.reasoning import UnknownPrompts, begun_by
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.errors import ExitCode, NousCoderError, Unusable, first_error
+from nouscoder.errors import ExitCode, NousCoderError, Unusable, WrongUse, first_error
 from nouscoder.grade_files.answers import (
     Answerer,
     BadEntry,
@@ -65,17 +65,18 @@ def kept_lines(out: Path) -> Iterator[dict[str, Any]]:
 
     Raises OutputFault for a file with other lines, which is not changed.
     """
-    end = 0
+    end, is_kept = 0, True
     try:
         with out.open("rb") as file:
             for line in file:
-                record = _kept(line)
-                if record is None and not line.startswith(_BEGIN):
+                record = _record(line)
+                is_torn = not line.endswith(b"\n") and line[: len(_BEGIN)] == _BEGIN[: len(line)]
+                if not ("id" in record and {"verdict", "error"} & record.keys()) and (record or not is_torn):
                     raise OutputFault(f"{out} holds lines that are no verdicts of this command: give another --out")
-                if record is None:
-                    break
-                end += len(line)
-                yield record
+                is_kept = is_kept and line.endswith(b"\n") and _is_kept(record)
+                if is_kept:
+                    end += len(line)
+                    yield record
         os.truncate(out, end)
     except FileNotFoundError:
         return
@@ -83,16 +84,19 @@ def kept_lines(out: Path) -> Iterator[dict[str, Any]]:
         raise OutputFault(f"{out} cannot be read: {error.strerror or error}") from error
 
 
-def _kept(line: bytes) -> dict[str, Any] | None:
-    """The record of a whole line with a verdict, or of a bad line; None for every other."""
+def _record(line: bytes) -> dict[str, Any]:
+    """The record of a line; empty when it holds none."""
     try:
-        record = json.loads(line) if line.endswith(b"\n") else None
+        record = json.loads(line)
     except ValueError:
-        return None
-    if not isinstance(record, dict) or "id" not in record:
-        return None
-    has_verdict = record.get("verdict", VerdictKind.INTERNAL_ERROR.value) != VerdictKind.INTERNAL_ERROR.value
-    return record if has_verdict or record.get("bad_line") else None
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _is_kept(record: dict[str, Any]) -> bool:
+    """Whether it is a verdict of the program, or a bad line: these are not graded again."""
+    is_ours = record.get("verdict", VerdictKind.INTERNAL_ERROR.value) == VerdictKind.INTERNAL_ERROR.value
+    return not is_ours or bool(record.get("bad_line"))
 
 
 @contextmanager
@@ -222,7 +226,7 @@ def grade_file(request: FileRequest, config: Config) -> tuple[GradeSummary, int]
     """
     refuse_input(request.out, (request.file, request.problems))
     if request.resume and (request.out is None or request.file == STDIN):
-        raise OutputFault("--resume needs --out FILE and an input that is a file")
+        raise WrongUse("--resume needs --out FILE and an input that is a file")
     summary = asyncio.run(_grade(request, config))
     good = not summary.num_failed and (request.skip_bad or not summary.num_bad)
     return summary, ExitCode.OK if good else ExitCode.NO

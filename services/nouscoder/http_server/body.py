@@ -157,7 +157,8 @@ async def while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
 
     async def watch() -> None:
         nonlocal gone
-        await _disconnected(receive)
+        while (await receive())["type"] != "http.disconnect":
+            pass
         gone = True
         me.cancel()
 
@@ -174,11 +175,6 @@ async def while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
         timer.cancel()
         for task in watching:
             task.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 # Parsing.

@@ -36,14 +36,11 @@ class BoundedThreads(socketserver.ThreadingMixIn):
         with self._lock:
             self._open[connection] = False
             if len(self._open) > MOST_OPEN:
-                self._end_one()
+                oldest = next((one for one, has_asked in self._open.items() if not has_asked), next(iter(self._open)))
+                del self._open[oldest]
+                with suppress(OSError):  # it has ended already
+                    oldest.shutdown(socket.SHUT_RDWR)
         return connection, address
-
-    def _end_one(self) -> None:
-        oldest = next((one for one, has_asked in self._open.items() if not has_asked), next(iter(self._open)))
-        del self._open[oldest]
-        with suppress(OSError):  # it has ended already
-            oldest.shutdown(socket.SHUT_RDWR)
 
     def heard(self, connection: socket.socket) -> None:
         """The connection has asked for a page."""

@@ -179,24 +179,20 @@ class FairSlots:
 
     def _serve(self) -> None:
         while (self._queues or self._jobs) and self.busy < self.usable:
-            place = self._next_place()
+            # Take the place that is next out of its queue.
+            is_job = bool(self._jobs) and (not self._queues or self._since_job >= JOB_TURN - 1)
+            self._since_job = 0 if is_job else self._since_job + 1
+            queues = self._jobs if is_job else self._queues
+            client, queue = queues.popitem(last=False)
+            place = queue.popleft()
+            del self._asked_s[place]
+            if queue:
+                queues[client] = queue  # to the end of the round
             self._count_waiting(-1)
             if not place.done():
                 self.busy += 1
                 place.set_result(None)
         self._report_load(self.waiting, self.busy)
-
-    def _next_place(self) -> _Place:
-        """Take the place that is next out of its queue."""
-        is_job = bool(self._jobs) and (not self._queues or self._since_job >= JOB_TURN - 1)
-        self._since_job = 0 if is_job else self._since_job + 1
-        queues = self._jobs if is_job else self._queues
-        client, queue = queues.popitem(last=False)
-        place = queue.popleft()
-        del self._asked_s[place]
-        if queue:
-            queues[client] = queue  # to the end of the round
-        return place
 
     def _count_waiting(self, change: int) -> None:
         self.waiting += change

@@ -142,7 +142,9 @@ class _Protocol(_UvicornProtocol):
         self._since_s = self.loop.time()
         self._wait()
         if len(self.connections) > MOST_CONNECTIONS:
-            self._end_one()
+            others = [other for other in self.connections if isinstance(other, _Protocol) and other is not self]
+            unfinished = [other for other in others if other._is_unfinished and not other.transport.is_closing()]
+            min(unfinished, key=lambda other: other._since_s, default=self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._num_chunks = 0
@@ -214,11 +216,6 @@ class _Protocol(_UvicornProtocol):
     def _is_unfinished(self) -> bool:
         """Whether bytes of a request are to come."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
-
-    def _end_one(self) -> None:
-        others = [other for other in self.connections if isinstance(other, _Protocol) and other is not self]
-        unfinished = [other for other in others if other._is_unfinished and not other.transport.is_closing()]
-        min(unfinished, key=lambda other: other._since_s, default=self).transport.abort()
 
     def _wait(self) -> None:
         self._wait_no_more()
@@ -363,14 +360,10 @@ def listen(address: str) -> socket.socket:
 # The TLS context of an HTTP API from the files of its configuration.
 
 
-class TlsUnusable(Unusable):
-    """The certificate files cannot be used. The message names them."""
-
-
 def http_context(section: TlsSection) -> ssl.SSLContext | None:
     """The TLS context of an HTTP API; None when TLS is off. Renewed files count from the next connection on.
 
-    Raises TlsUnusable.
+    Raises Unusable.
     """
     if not section.certificate:
         return None
@@ -390,7 +383,7 @@ def files_of(section: TlsSection) -> tuple[str, str, str]:
 
 
 def checked_context(section: TlsSection) -> ssl.SSLContext:
-    """The context of the files as they are now. Raises TlsUnusable."""
+    """The context of the files as they are now. Raises Unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -400,5 +393,5 @@ def checked_context(section: TlsSection) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, files_of(section)))
-        raise TlsUnusable(f"TLS cannot be set up from {files}: {error.strerror or error}") from error
+        raise Unusable(f"TLS cannot be set up from {files}: {error.strerror or error}") from error
     return context

@@ -105,7 +105,11 @@ class LearnerCore:
     def start(self) -> None:
         """Lock the run folder, load the newest undamaged checkpoint or the initial policy, and read the logs."""
         prepare_thread(self._config.learner.threads)
-        self._lock_folder()
+        # One learner a run. The operating system frees the lock when the process exits for any reason.
+        path = self._files.checkpoints / ".lock"
+        with naming_storage_faults(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_file(path, f"another learner is working in {self._files.run}")
         identity = open_identity(self._config)
         torch.manual_seed(self._config.run.seed)
         try:
@@ -251,10 +255,3 @@ class LearnerCore:
             sample_lines(trained, self._started.tokenizer.decode, count, seed),
             [reward_line(trained)],
         )
-
-    def _lock_folder(self) -> None:
-        """Allow one learner per run. The operating system frees the lock when the process exits for any reason."""
-        path = self._files.checkpoints / ".lock"
-        with naming_storage_faults(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_file(path, f"another learner is working in {self._files.run}")

@@ -77,7 +77,7 @@ def trainer_at(
     """A trainer with the state of a checkpoint, or with that at the beginning. All ranks must call it together.
 
     `objective` is that of the configuration unless it is given. Objectives that need a reference policy get the initial
-    one, or their teacher. Raises Unusable, CheckpointError or WeightsError: Unusable also for a model whose
+    one, or their teacher. Raises CheckpointError and Unusable, the latter also for a model whose
     log-probabilities the learner does not compute right (model/admission.py).
     """
     policy = RunFiles.of(config).policy

@@ -163,7 +163,13 @@ def optimizer_of(settings: LearnerSection, model: PreTrainedModel) -> Optimizer:
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     if settings.optimizer is OptimizerKind.MUON:
-        return _muon_of(settings, model, trained)
+        if any(isinstance(weight, DTensor) for weight in trained):
+            raise ValueError("learner.optimizer muon needs whole matrices: train on one rank, or take adamw")
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[no-untyped-call]
+        at_the_ends = {id(weight) for end in ends if end is not None for weight in end.parameters()}
+        inner = [weight for weight in trained if weight.ndim == 2 and id(weight) not in at_the_ends]
+        chosen = {id(weight) for weight in inner}
+        return MuonAdamW(inner, [weight for weight in trained if id(weight) not in chosen], settings)
     if settings.optimizer_states is OptimizerStates.EIGHT_BIT:
         return AdamW8bit(trained, settings.learning_rate, settings.adam_betas, settings.weight_decay)
     return AdamW(
@@ -174,16 +180,6 @@ def optimizer_of(settings: LearnerSection, model: PreTrainedModel) -> Optimizer:
         # On a GPU one kernel changes weights and moments in place, without copies of all moments.
         **({"fused": True} if all(weight.device.type == "cuda" for weight in trained) else {"foreach": True}),
     )
-
-
-def _muon_of(settings: LearnerSection, model: PreTrainedModel, trained: list[Parameter]) -> MuonAdamW:
-    if any(isinstance(weight, DTensor) for weight in trained):
-        raise ValueError("learner.optimizer muon needs whole matrices: train on one rank, or take adamw")
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[no-untyped-call]
-    at_the_ends = {id(weight) for end in ends if end is not None for weight in end.parameters()}
-    inner = [weight for weight in trained if weight.ndim == 2 and id(weight) not in at_the_ends]
-    chosen = {id(weight) for weight in inner}
-    return MuonAdamW(inner, [weight for weight in trained if id(weight) not in chosen], settings)
 
 
 def _names_of(optimizer: Optimizer, weight: Tensor) -> frozenset[str]:
@@ -247,7 +243,10 @@ def quantise(values: Tensor, codes: Tensor, scales: Tensor, *, signed: bool, cha
     """
     table = levels(signed=signed).to(values.device)
     for rows in _row_chunks(values):
-        blocks = _in_blocks(values[rows])
+        # [rows, blocks, BLOCK] in float32, with zeros after the end of each row.
+        flat = values[rows].flatten(1).float()
+        padded = torch.nn.functional.pad(flat, (0, -flat.shape[1] % BLOCK))
+        blocks = padded.reshape(len(flat), -1, BLOCK)
         scale = blocks.abs().amax(-1)
         share = blocks / scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
         above = torch.bucketize(share, table).clamp_(1, len(table) - 1)
@@ -276,10 +275,3 @@ def dequantise(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
 def _row_chunks(values: Tensor) -> list[slice]:
     rows = max(1, _CHUNK // max(1, values[0].numel())) if len(values) else 1
     return [slice(start, start + rows) for start in range(0, len(values), rows)]
-
-
-def _in_blocks(values: Tensor) -> Tensor:
-    """[rows, blocks, BLOCK] in float32, with zeros after the end of each row."""
-    flat = values.flatten(1).float()
-    padded = torch.nn.functional.pad(flat, (0, -flat.shape[1] % BLOCK))
-    return padded.reshape(len(flat), -1, BLOCK)

@@ -283,6 +283,7 @@ async def serve(config: Config) -> None:
         sender = PolicySender(config)
         metrics = LearnerMetrics(registry)
         metrics.watch_evaluations(RecordedEvaluations(config.run.folder))
+        metrics.watch_storage(Path(config.run.folder))
         worker = LearnerWorker(config, broker, metrics, LearnerCore(config, ranks), sender)
         stack.push_async_callback(worker.stop)
         servicer = LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)), sender)

@@ -191,7 +191,7 @@ class Trainer:
         return self._reference is not None
 
     def admit(self) -> None:
-        """Measure whether it computes the model's own log-probabilities; all ranks together. Raises NotAdmitted."""
+        """Measure whether it computes the model's own log-probabilities; all ranks together. Raises Unusable."""
         self._computation.admit()
 
     def use(self, settings: LearnerSection) -> None:
@@ -298,7 +298,9 @@ class Trainer:
         columns = (minibatch.parts, minibatch.old_scores, minibatch.reference_logprobs)
         for part, old, reference in zip(*columns, strict=True):
             owners = [minibatch.scored[position] for position in part.rollout_indices]
-            inputs = self._loss_inputs(part, owners, old)
+            needs = self._objective.needs
+            scores: TokenScores = self._computation.scorer(part, entropy_gradient=needs.entropy_gradient)
+            inputs = loss_inputs(part, owners, scores, scores.logprobs.detach() if old is None else old.logprobs)
             inputs = replace(inputs, reference_logprobs=reference, entropy_coefficient=entropy_coefficient)
             loss += self._backward(inputs, counts, diagnostics, owners)
             num_odd += _num_odd(inputs.logprobs)
@@ -354,11 +356,6 @@ class Trainer:
         if total_odd:
             raise _diverged(f"a log-probability in step {self.step + 1} is not finite")
         return loss
-
-    def _loss_inputs(self, part: MicroBatch, rollouts: Sequence[ScoredRollout], old: TokenScores | None) -> LossInputs:
-        needs = self._objective.needs
-        scores: TokenScores = self._computation.scorer(part, entropy_gradient=needs.entropy_gradient)
-        return loss_inputs(part, rollouts, scores, scores.logprobs.detach() if old is None else old.logprobs)
 
     def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:
         """The mean entropy, in nats, of the loss tokens of the whole batch. 0 when there are none."""

@@ -123,7 +123,10 @@ class LearnerWorker:
 
     async def run(self) -> None:
         """Train until the run's batches are done, then finish the run. Raises NousCoderError."""
-        await self._start()
+        # Waits while another learner holds the run folder.
+        patience_s = self._config.learner.folder_patience_s
+        folder = Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5)
+        await folder.call(lambda: self._in_thread(self._core.start))
         if not self._peak_flops:
             device, dtype = self._config.learner.device, compute_dtype(self._config.learner)
             self._peak_flops = await self._in_thread(lambda: measured_peak_flops(device, dtype))
@@ -210,12 +213,6 @@ class LearnerWorker:
         return TrainingStatus(
             self._state, time.monotonic() - self._since, progress.step, progress.policy_version, self._last
         )
-
-    async def _start(self) -> None:
-        """Load the state. Waits up to learner.folder_patience_s while another learner holds the run folder."""
-        patience_s = self._config.learner.folder_patience_s
-        folder = Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5)
-        await folder.call(lambda: self._in_thread(self._core.start))
 
     async def _wait_for_evaluation(self) -> None:
         """Wait for the file learner.start_after, for at most learner.batch_patience_s. Raises LearnerError."""
@@ -353,17 +350,16 @@ class LearnerWorker:
         try:
             self._last = await self._in_thread(lambda: self._core.train(batch, seconds))
         except (LearnerError, TrainingError, RuntimeError) as error:  # RuntimeError is torch's
-            await self._report_failure(recorded.batch_id, error)
+            # The broker holds a batch back that fails again and again.
+            try:
+                await self._broker.report_batch_failure(recorded.batch_id, str(error))
+            except PeerError as trouble:
+                log.warning(
+                    "the failed batch is not reported", extra={"batch_id": recorded.batch_id, "reason": str(trouble)}
+                )
             raise
         flops = flops_of_sums(self._core.model, self._last.model_tokens, self._last.squared_tokens)
         self._metrics.trained(self._last, flops, self._peak_flops * self._core.ranks.size)
-
-    async def _report_failure(self, batch_id: int, error: Exception) -> None:
-        """Tell the broker, which holds a batch back that fails again and again."""
-        try:
-            await self._broker.report_batch_failure(batch_id, str(error))
-        except PeerError as trouble:
-            log.warning("the failed batch is not reported", extra={"batch_id": batch_id, "reason": str(trouble)})
 
     async def _hand_over(self, batch: RecordedBatch) -> BatchSeconds:
         """Begin to publish the new policy, commit the batch, and begin a checkpoint if it is due."""

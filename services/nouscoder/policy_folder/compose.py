@@ -18,6 +18,7 @@ from nouscoder.json_file import read_json_object
 from nouscoder.policy_folder.identity import odd_tensor
 from nouscoder.policy_folder.inspection import config_faults, downloaded, is_hub_id, weights_faults
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, recorded_prompt
+from nouscoder.policy_folder.trained_on import TRAINED_ON_FILE
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -35,10 +36,6 @@ _WINDOWED = frozenset({"sliding_attention", "chunked_attention"})
 _OWN_ROPE = ("codegen", "gptj", "phi3", "phimoe", "mixtral", "minimax", "recurrent_gemma", "granitemoehybrid")
 
 
-class CannotScale(Unusable):
-    """The positions of a policy cannot be extended. The message names its configuration."""
-
-
 class PolicyFilesMissing(NousCoderError):
     """A file of the policy is missing or cannot be read. The message names it."""
 
@@ -53,14 +50,15 @@ def compose_policy(
     config: dict[str, Any] | None = None,
     prompt: PromptSettings | None = None,
     card: str = "",
+    trained: Path | None = None,
     link: bool = False,
 ) -> None:
     """Write the folder `to`: everything but weights is that of `first`, and the weights are those in `weights`.
 
     An adapter in `weights` is merged into the weights of `first`. `config` replaces config.json, `prompt` what the
-    folder says of the prompt, and `card` becomes README.md. With `link` whole weights are hard links where the file
-    system has them. `to` appears complete or not at all. Raises PolicyFilesMissing, WeightsMissing, WeightsUnusable and
-    StorageError.
+    folder says of the prompt, `card` becomes README.md, and the run `trained` says what it trained on. With `link`
+    whole weights are hard links where the file system has them. `to` appears complete or not at all. Raises
+    PolicyFilesMissing, WeightsMissing, WeightsUnusable and StorageError.
     """
     whole = first if is_adapter(weights) else weights
     files = _there([first / CONFIG_FILE, *_whole_weights(whole)])[1:]
@@ -86,6 +84,8 @@ def compose_policy(
             (part / PROMPT_FILE).write_text(prompt_json(prompt), encoding="utf8")
         if card:
             (part / "README.md").write_text(card, encoding="utf8")
+        if trained is not None and (trained / TRAINED_ON_FILE).is_file():
+            shutil.copyfile(trained / TRAINED_ON_FILE, part / TRAINED_ON_FILE)
 
 
 def merged_policy(to: Path, adapter: Path) -> Path:
@@ -98,7 +98,7 @@ def merged_policy(to: Path, adapter: Path) -> Path:
             f"{adapter} is an adapter of {base}, which is no folder here: write its folder into {ADAPTER_CONFIG_FILE}"
             " (base_model_name_or_path), or export the policy without --adapter"
         )
-    compose_policy(to, base, adapter, prompt=recorded_prompt(adapter))
+    compose_policy(to, base, adapter, prompt=recorded_prompt(adapter), trained=adapter)
     return to
 
 
@@ -110,10 +110,10 @@ def link_weights(to: Path, weights: Path) -> None:
             link_or_copy(file, part / file.name)
 
 
-def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, card: str) -> None:
+def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, card: str, trained: Path) -> None:
     """Write the folder `to`: the adapter, as PEFT loads it, of the policy named `base`, with `card` as README.md.
 
-    `prompt` is how its policy was asked. Raises PolicyFilesMissing and StorageError.
+    `prompt` is how its policy was asked, in the run `trained`. Raises PolicyFilesMissing and StorageError.
     """
     weights, config = _there(_adapter_files(adapter))
     with whole_folder(to) as part:
@@ -122,6 +122,8 @@ def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, 
         (part / config.name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf8")
         (part / PROMPT_FILE).write_text(prompt_json(prompt), encoding="utf8")
         (part / "README.md").write_text(card, encoding="utf8")
+        if (trained / TRAINED_ON_FILE).is_file():
+            shutil.copyfile(trained / TRAINED_ON_FILE, part / TRAINED_ON_FILE)
 
 
 def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
 
     transformers 5 keeps it in rope_parameters, of some types one for each kind of layer; older configurations have
     rope_scaling. Layers with a window keep their frequencies: no distance in them grows. A model with other towers has
-    it in text_config. Raises PolicyFilesMissing and CannotScale.
+    it in text_config. Raises PolicyFilesMissing and Unusable.
     """
     config = read_json_object(folder / CONFIG_FILE, PolicyFilesMissing)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
@@ -138,7 +140,7 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
     kinds = [kind for kind, rope in ropes.items() if isinstance(rope, dict) and kind not in _WINDOWED]
     is_rotary = any(name.startswith(("rope_", "rotary_")) for name in text) and text.get("model_type") not in _OWN_ROPE
     if not is_rotary or (not kinds and _WINDOWED & ropes.keys()):
-        raise CannotScale(
+        raise Unusable(
             f"{folder / CONFIG_FILE}: YaRN cannot scale the positions of this {config.get('model_type')}: take its own"
             " context, or another model"
         )
@@ -150,11 +152,11 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
 
 
 def _scaled(folder: Path, rope: dict[str, Any], factor: float, original_tokens: int) -> dict[str, Any]:
-    """The rope parameters of a layer with YaRN. Raises CannotScale for ones that are scaled already."""
+    """The rope parameters of a layer with YaRN. Raises Unusable for ones that are scaled already."""
     how, before = rope.get("rope_type", rope.get("type", "default")), rope.get("original_max_position_embeddings")
     if how not in ("default", "mrope", "yarn") or (how == "yarn" and before not in (None, original_tokens)):
         of = f" from {before} positions" if before else ""
-        raise CannotScale(
+        raise Unusable(
             f"{folder / CONFIG_FILE} has rope scaling of type {how}{of} already, so YaRN from {original_tokens}"
             " positions would have other frequencies than those that the model was trained with: leave yarn out"
         )

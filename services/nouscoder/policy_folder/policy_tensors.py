@@ -127,7 +127,12 @@ def read_adapter(file: Path, shapes: Mapping[str, Sequence[int]]) -> Adapter:
             about = json.loads((stored.metadata() or {})[_METADATA])
             alpha, base_digest = float(about["alpha"]), str(about["base"])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is not iterable
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except KeyError:
+        how = "merge it with PEFT (merge_and_unload), and give the whole folder"
+        raise WeightsUnusable(
+            f"{file} is not NousCoder's, so the weights that it changes are not known: {how}"
+        ) from None
+    except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise WeightsUnusable(f"{file} holds no readable adapter: {error}") from error
     paths = sorted(name.removeprefix(_PREFIX).removesuffix(_A) for name in tensors if name.endswith(_A))
     if not paths or set(tensors) != {f"{_PREFIX}{path}{side}" for path in paths for side in (_A, _B)}:

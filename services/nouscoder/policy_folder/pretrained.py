@@ -11,7 +11,7 @@ use. Where config.json ties the output layer to the embedding, the files hold on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def load_whole(kind: Any, folder: Path, *, without: str = "", new: Collection[st
         reason = " ".join(str(error).split())[:300]
         raise WeightsUnusable(f"{folder}: the weights do not fit the model of its config.json: {reason}") from error
     for name, stored, wanted in sorted(found["mismatched_keys"]):
-        raise WeightsUnusable(misfit(str(folder), name, stored, wanted))
+        raise WeightsUnusable(f"{folder!s}: {name} has shape {[*stored]}, the model of config.json needs {[*wanted]}")
     missing = [name for name in found["missing_keys"] if name not in new]
     if missing:
         raise WeightsUnusable(f"{folder} lacks {some_of(missing)}: its weights are not complete")
@@ -70,11 +70,6 @@ def load_whole(kind: Any, folder: Path, *, without: str = "", new: Collection[st
     if is_tied and outer is not None and outer.weight is not inner.weight:
         raise WeightsUnusable(untied(str(folder), "the output layer", "the embedding"))
     return model
-
-
-def misfit(source: str, name: str, stored: Iterable[int], wanted: Iterable[int]) -> str:
-    """The sentence about a tensor of another shape than the model's."""
-    return f"{source}: {name} has shape {[*stored]}, the model of config.json needs {[*wanted]}"
 
 
 def untied(source: str, one: str, other: str) -> str:

@@ -147,22 +147,20 @@ class NcclGroup:
         with _failing_as("NCCL failed"), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if self._rank == 0:
                 part.copy_(piece)
-            self._wait(self._group.broadcast([part], _from_rank_0()))
+            # A limit of our own: with NCCL's, its watchdog would end the process.
+            work = self._group.broadcast([part], _from_rank_0())
+            until = time.monotonic() + SILENCE_LIMIT_S
+            while not work.is_completed():
+                if time.monotonic() > until:
+                    raise TransferError(f"NCCL was silent for {SILENCE_LIMIT_S:.0f} s")
+                time.sleep(_LOOK_AGAIN_S)
+            work.wait()  # raises the error, if there is one
             if self._rank != 0:
                 piece.copy_(part)
 
     def close(self) -> None:
         """As TransferGroup.close. NCCL's kernels that still wait for another process end too."""
         self._group.abort()
-
-    def _wait(self, work: Any) -> None:
-        """Wait with a limit of our own: with NCCL's, its watchdog would end the process."""
-        until = time.monotonic() + SILENCE_LIMIT_S
-        while not work.is_completed():
-            if time.monotonic() > until:
-                raise TransferError(f"NCCL was silent for {SILENCE_LIMIT_S:.0f} s")
-            time.sleep(_LOOK_AGAIN_S)
-        work.wait()  # raises the error, if there is one
 
 
 def missing_for(transfer: WeightTransfer) -> str:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from nouscoder.report.markup import escape
 
@@ -18,7 +19,10 @@ Values = tuple[float | None, ...]
 
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 34
-_NUM_TICKS = 5
+_NUM_TICKS, _NUM_X_TICKS = 5, 9
+_OUTLIER = 10  # a value so many times the median flattens the others
+_NEARLY_0 = 1000  # a value so many times below the median would flatten them on a logarithmic axis
+_FEW = 24  # so many values of a joined curve are dots too
 # Within these bounds a difference of two values and its logarithm are finite.
 _SMALLEST, _LARGEST = 1e-200, 1e200
 
@@ -41,8 +45,7 @@ class Series:
 
     def text(self, point: int) -> str:
         """A value as it is shown, with its error."""
-        error = self.error(point)
-        return format_number(self.values[point]) + ("" if error is None else f" ± {format_number(error)}")
+        return with_error(self.values[point], self.error(point))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,23 @@ class Chart:
     note: str = ""
     is_layered: bool = False
 
+    def bounds(self) -> list[float]:
+        """The values and the ends of their whiskers."""
+        return [
+            value + sign * (series.error(point) or 0.0)
+            for series in self.series
+            for point, value in enumerate(series.values)
+            if value is not None
+            for sign in (-1, 1)
+        ]
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """Whether an outlier would flatten the curves. Values that are 0, below or nearly 0 have no place there."""
+        found = [] if self.is_layered or self.high is not None else self.bounds()
+        middle = median(found) if found else 0.0
+        return _SMALLEST < middle < _NEARLY_0 * min(found) and _LARGEST > max(found) > _OUTLIER * middle
+
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
@@ -68,29 +88,25 @@ class _Axis:
     high: float
     start: float
     end: float
+    is_log: bool = False
 
     def at(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
+        low, high, value = (math.log10(one) if self.is_log else one for one in (self.low, self.high, value))
+        share = (value - low) / (high - low)
         return round(self.start + share * (self.end - self.start), 1)
 
 
 def line_chart(chart: Chart) -> str:
     """Curves over a common axis, with a gap where a value is missing. Empty when no series has a value."""
-    present = [
-        bound
-        for series in chart.series
-        for point, value in enumerate(series.values)
-        if value is not None
-        for bound in (value - (series.error(point) or 0.0), value + (series.error(point) or 0.0))
-    ]
+    present = chart.bounds()
     if not present:
         return ""
     low = min(present) if chart.low is None else chart.low
     high = max(present) if chart.high is None else chart.high
     if chart.low is not None and high == low:
         high = low + 1  # a curve that never leaves the bound lies on it
-    ticks = nice_ticks(low, high)
-    x_axis, y_axis = _x_axis(chart.xs), _Axis(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
+    ticks = log_ticks(min(present), high) if chart.is_logarithmic else nice_ticks(low, high)
+    x_axis, y_axis = _x_axis(chart.xs), _Axis(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP, chart.is_logarithmic)
     curves = [_curve(series, index, chart.xs, x_axis, y_axis) for index, series in enumerate(chart.series)]
     pixels = [x_axis.at(x) for x in chart.xs]
     grid = _y_grid(y_axis, ticks, [_tick_text(tick) for tick in ticks])
@@ -204,18 +220,37 @@ def framed(title: str, legend: str, drawing: str, note: str, values: str) -> str
     )
 
 
-def nice_ticks(low: float, high: float) -> tuple[float, ...]:
+def nice_ticks(low: float, high: float, num: int = _NUM_TICKS) -> tuple[float, ...]:
     """Round numbers that enclose low and high. Their distance is 1, 2 or 5 times a power of ten."""
     low, high = (min(max(value, -_LARGEST), _LARGEST) for value in (low, high))
     size = max(abs(low), abs(high))
     if high - low <= max(1e-9 * size, _SMALLEST):
         padding = 0.1 * size if size > _SMALLEST else 1.0
         low, high = low - padding, high + padding
-    rough = (high - low) / (_NUM_TICKS - 1)
+    rough = (high - low) / (num - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return tuple(index * step for index in range(first, last + 1))
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Numbers that enclose two positive ones. The ends are 1, 2 or 5 times a power of ten, the others powers of ten."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    round_ones = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    first = max(one for one in round_ones if one <= low)
+    last = min(one for one in round_ones if one >= high)
+    inner = [10.0**power for power in powers if first < 10.0**power < last]
+    return (first, *inner[:: 1 + len(inner) // 6], last)
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """A value and its error, to one digit of the error, or two where the first is 1."""
+    if value is None or not error:
+        return format_number(value) + ("" if error is None else " ± 0")
+    power = math.floor(math.log10(error))
+    digits = min(max(0, -power + (error < 2 * 10.0**power)), 9)
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def format_number(value: float | None) -> str:
@@ -242,7 +277,10 @@ def _x_axis(xs: Sequence[float]) -> _Axis:
 
 
 def _curve(series: Series, index: int, xs: Sequence[float], x_axis: _Axis, y_axis: _Axis) -> str:
-    """A polyline for each run of neighbouring values, a dot for a value without a neighbour, and whiskers."""
+    """A polyline for each run of neighbouring values, a dot for a value without a neighbour, and whiskers.
+
+    A joined series of few values has dots too. Two of them are no line: it would say how the curve went between.
+    """
 
     def height(value: float) -> float:
         return y_axis.at(min(max(value, y_axis.low), y_axis.high))
@@ -260,11 +298,11 @@ def _curve(series: Series, index: int, xs: Sequence[float], x_axis: _Axis, y_axi
                 f' y1="{height(value + error)}" y2="{height(value - error)}"/>'
             )
     for run in runs:
-        if len(run) == 1:
-            x_text, y_text = run[0].split(",")
-            parts.append(f'<circle class="fill-{index}" cx="{x_text}" cy="{y_text}" r="4"/>')
-        elif run:
+        if is_line := len(run) > (2 if series.joined else 1):
             parts.append(f'<polyline class="line-{index}" points="{" ".join(run)}"/>')
+        if not is_line or (series.joined and len(run) <= _FEW):
+            dots = (point.split(",") for point in run)
+            parts += [f'<circle class="fill-{index}" cx="{x_text}" cy="{y_text}" r="4"/>' for x_text, y_text in dots]
     return "".join(parts)
 
 
@@ -277,13 +315,15 @@ def _y_grid(axis: _Axis, ticks: Sequence[float], labels: Sequence[str]) -> list[
 
 
 def _x_labels(chart: Chart, pixels: Sequence[float]) -> list[str]:
-    """The values of about six points, including the first and the last, and the name of the axis."""
-    last = len(pixels) - 1
-    shown = sorted({round(last * part / 5) for part in range(6)})
+    """Round numbers between the first and the last point, and the name of the axis."""
+    first, last = chart.xs[0], chart.xs[-1]
+    found = nice_ticks(first, last, _NUM_X_TICKS) if last > first else (first,)
+    axis = _Axis(first, max(last, first + 1), pixels[0], pixels[-1])
+    whole = all(x.is_integer() for x in chart.xs)
     labels = [
-        f'<text class="tick" x="{pixels[point]}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">'
-        f"{chart.xs[point]:g}</text>"
-        for point in shown
+        f'<text class="tick" x="{axis.at(tick)}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{tick:.6g}</text>'
+        for tick in found
+        if first <= tick <= last and (tick.is_integer() or not whole)
     ]
     middle = (LEFT + WIDTH - RIGHT) / 2
     name = f'<text class="tick" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(chart.x_label)}</text>'

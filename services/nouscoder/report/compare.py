@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.errors import Unusable
-from nouscoder.report.charts import Chart, Series, format_number, line_chart, scrolled_table
+from nouscoder.report.charts import Chart, Series, format_number, line_chart, scrolled_table, with_error
 from nouscoder.report.curves import Drawn, at_k, by_batch, common_k, figure, over_batches
 from nouscoder.report.markup import escape, html_page, section
 from nouscoder.report.run_data import EvaluationData, RunData, number, read_run, run_folder
@@ -185,8 +185,7 @@ def _result(run: ComparedRun, k: int | None) -> str:
     def shown(step: float | None) -> str:
         if step is None:
             return "-"
-        error = curve.errors.get(step)
-        return format_number(curve.values[step]) + ("" if error is None else f" ± {format_number(error)}")
+        return with_error(curve.values[step], curve.errors.get(step))
 
     last = number(run.data.metrics[-1], "step") if run.data.metrics else None
     ends = (steps[0], steps[-1]) if steps else (None, None)

@@ -110,7 +110,7 @@ def _evaluation_charts(run: RunData, batches: Sequence[Lines]) -> list[Chart]:
 
 def time_chart(batches: Sequence[Lines]) -> Chart:
     """The learner's seconds by batch and by activity."""
-    series = tuple(Series(name, _over(batches, sum, key)) for name, key in _TIME_PARTS)
+    series = tuple(Series(name, _over(batches, lambda parts: round(sum(parts), 3), key)) for name, key in _TIME_PARTS)
     totals = [(item.name, sum(value or 0.0 for value in item.values)) for item in series]
     words = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in totals)
     xs = tuple(number(lines[0], "batch_id") or float(index) for index, lines in enumerate(batches))
@@ -198,15 +198,17 @@ def figure(drawn: Drawn) -> str:
     """The figure, with a place for the values at the pointer."""
     chart, readout = drawn.chart, '<div class="readout" aria-live="polite" hidden></div>'
     legend = legend_of((_mark(drawn, index), series.name) for index, series in enumerate(chart.series))
-    return framed(chart.title, legend, f"{drawn.svg}{readout}", chart.note, table(chart))
+    title = chart.title + (f", in{chart.unit}" if chart.unit and not chart.is_layered else "")
+    title += ", log axis" if chart.is_logarithmic else ""
+    return framed(title, legend, f"{drawn.svg}{readout}", chart.note, table(chart))
 
 
 def _mark(drawn: Drawn, index: int) -> str:
     """The mark of a series in the legend: a layer, a dot when no two values are joined, else a line."""
     series = drawn.chart.series[index]
-    values = [value for value in series.values if value is not None] if series.joined else series.values
     if drawn.chart.is_layered:
         return f'<rect class="fill-{index}" x="6" y="0" width="10" height="10"/>'
-    if all(left is None or right is None for left, right in pairwise(values)):
+    values = [value for value in series.values if value is not None] if series.joined else series.values
+    if (series.joined and len(values) < 3) or not any(None not in pair for pair in pairwise(values)):
         return f'<circle class="fill-{index}" cx="11" cy="5" r="4"/>'
     return f'<line class="line-{index}" x1="0" x2="22" y1="5" y2="5"/>'

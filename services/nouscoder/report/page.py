@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from nouscoder.atomic_files import write_whole
@@ -11,12 +12,15 @@ from nouscoder.errors import NousCoderError
 from nouscoder.report.charts import dumbbell, format_number
 from nouscoder.report.curves import curves, figure
 from nouscoder.report.markup import escape, html_page, section, tiles
-from nouscoder.report.run_data import Record, RunData, number, read_run, whole_number
+from nouscoder.report.run_data import Record, RunData, number, read_run, value_at, whole_number
 from nouscoder.report.samples import pairs, pairs_section, sorting_heads, training_section, write_rollouts_page
 from nouscoder.report.untrained import read_untrained
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
 _TOKENS_NOTE = '<p class="note"><a href="rollouts.html">rollouts.html</a> shows tokens by ratio and clip.</p>'
+_ASKED = {"model": "policy.path", "data": "problems.train"}
+_ASKED |= {"objective": "learner.objective.name", "learning rate": "learner.learning_rate"}
+_END_OF_TIME = 2.5e11  # in the year 9892
 _FINAL = ("trained", "filtered", "stale", "abandoned", "lost")
 
 
@@ -77,7 +81,7 @@ def _headline(run: RunData) -> str:
     return (
         f'<p class="hero"><span class="hero-label">held-out pass@1</span>'
         f'<span class="hero-value">{_rate(before)} <span aria-label="to">→</span> {_rate(after)}</span>{change}</p>'
-        f"{unfinished}{tiles(_facts(run))}{_ledger(run.summary)}"
+        f"{unfinished}{tiles(_facts(run))}{_what_was_run(run)}{_ledger(run.summary)}"
     )
 
 
@@ -98,6 +102,18 @@ def _facts(run: RunData) -> dict[str, str]:
         "held-out problems": format_number(evaluation.num_problems if evaluation else None),
         "last policy version": format_number(run.after.policy_version if run.after else None),
     }
+
+
+def _what_was_run(run: RunData) -> str:
+    """What of the configuration a reader asks for first, when the run began and with which version."""
+    words = {name: value_at(run.config, key) for name, key in _ASKED.items()}
+    words["model"] = f"{words['model']} ({kind})" if (kind := run.first_policy.get("model_type")) else words["model"]
+    time = number(run.metrics[0], "time") if run.metrics else None
+    begun = None if time is None else datetime.fromtimestamp(min(max(0.0, time), _END_OF_TIME), UTC)
+    words |= {"first step": begun and f"{begun:%Y-%m-%d %H:%M} UTC", "NousCoder": run.summary.get("version")}
+    found = [f"{name} <b>{escape(value)}</b>" for name, value in words.items() if value]
+    found += ['all values: <a href="config.toml">config.toml</a>'] if run.config else []
+    return f'<p class="ledger">{" · ".join(found)}</p>' if found else ""
 
 
 def _ledger(summary: Record) -> str:

@@ -92,14 +92,13 @@ function rolloutViewer(section, records, limit = Infinity) {
     let count = 0;
     for (const item of rollouts) {
       const { reward, newest, oldest, length, verdict, problem } = item.told;
-      const fits = within(reward, limits.reward.value, limits.reward_to.value)
+      const fits = inSteps(item.told) && within(reward, limits.reward.value, limits.reward_to.value)
         && within(newest, limits.version.value, "") && within(oldest, "", limits.version_to.value)
         && within(length, limits.tokens.value, limits.tokens_to.value)
         && (!limits.verdict.value || verdict === limits.verdict.value)
         && problem.toLowerCase().includes(limits.problem.value.trim().toLowerCase());
       item.row.hidden = !fits;
-      if (!inSteps(item.told)) item.row.hidden = true;
-      count += !item.row.hidden;
+      count += fits;
     }
     form.querySelector("output").textContent = count + " of " + rollouts.length + " shown";
   }
@@ -110,8 +109,9 @@ function rolloutViewer(section, records, limit = Infinity) {
       rollouts.push(item);
       addRow(item);
     }
-    rollouts.sort((a, b) => a.one.batch_id - b.one.batch_id);
+    rollouts.sort((a, b) => a.one.batch_id - b.one.batch_id || a.one.step - b.one.step);
     while (rollouts.length > limit) rollouts.shift().row.remove();
+    if (!section.querySelector("[aria-sort]")) body.append(...rollouts.map((item) => item.row).reverse());
     apply();
     if (!chosen) show();
   }

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from nouscoder.errors import Unusable
 from nouscoder.recorded_evaluations import AFTER, BEFORE, evaluation_files
 
 Record = Mapping[str, Any]
+Loads = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A run folder. `metrics`: the last line of each step, in order; `evaluations`: those with a version, in order."""
+    """A run folder. `metrics`: the last line of each step, in order; `evaluations`: those with a version, in order.
+
+    `config` is its config.toml, `first_policy` the config.json of the model that it names; empty without a file.
+    """
 
     name: str
     summary: Record
@@ -77,6 +82,8 @@ class RunData:
     num_unreadable_lines: int = 0
     unreadable_files: tuple[str, ...] = field(default=())
     evaluations: tuple[EvaluationData, ...] = ()
+    config: Record = field(default_factory=dict)
+    first_policy: Record = field(default_factory=dict)
 
     def evaluated(self) -> dict[float, EvaluationData]:
         """The evaluations by the step at which their policy was made, in order; without those whose line was lost."""
@@ -119,6 +126,7 @@ def read_run(folder: Path) -> RunData:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a run folder")
     unreadable: list[str] = []
+    config = _read_object(folder / "config.toml", unreadable, tomllib.loads) or {}
     summary = _read_object(folder / "summary.json", unreadable) or {}
     evaluations = {file.name: evaluation_of(_read_object(file, unreadable)) for file in evaluation_files(folder)}
     by_version = {each.policy_version: each for each in evaluations.values() if each is not None}
@@ -134,6 +142,8 @@ def read_run(folder: Path) -> RunData:
         num_unreadable_lines=torn_metrics + torn_samples,
         unreadable_files=tuple(unreadable),
         evaluations=tuple(by_version[version] for version in sorted(v for v in by_version if v is not None)),
+        config=config,
+        first_policy=_read_object(folder / str(value_at(config, "policy.path")) / "config.json", []) or {},
     )
 
 
@@ -146,13 +156,18 @@ def steps_of_versions(metrics: Iterable[Record]) -> dict[int, float]:
 def number(record: Record, *names: str) -> float | None:
     """The first finite number under one of `names`. A dot in a name selects a field of an inner record."""
     for name in names:
-        value: Any = record
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        found = _finite(value)
+        found = _finite(value_at(record, name))
         if found is not None:
             return found
     return None
+
+
+def value_at(record: Record, name: str) -> Any:
+    """What is under a name, as `number` finds it; None when nothing is."""
+    value: Any = record
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def whole_number(record: Record, *names: str) -> int | None:
@@ -170,12 +185,12 @@ def _finite(value: object) -> float | None:
         return None
 
 
-def _read_object(file: Path, unreadable: list[str]) -> dict[str, Any] | None:
+def _read_object(file: Path, unreadable: list[str], loads: Loads = json.loads) -> dict[str, Any] | None:
     try:
-        record = json_record(file.read_text(encoding="utf8", errors="replace"))
+        record = json_record(file.read_text(encoding="utf8", errors="replace"), loads)
     except FileNotFoundError:
         return None
-    except OSError:
+    except (OSError, ValueError):  # a path with a zero byte, too
         record = None
     unreadable += [file.name] if record is None else []
     return record
@@ -201,10 +216,10 @@ def _read_lines(file: Path, unreadable: list[str]) -> tuple[list[dict[str, Any]]
     return records, torn
 
 
-def json_record(text: str | bytes) -> dict[str, Any] | None:
-    """The object in a JSON text; None for another text."""
+def json_record(text: str | bytes, loads: Loads = json.loads) -> dict[str, Any] | None:
+    """The object in a JSON text, or in another one that `loads` reads; None for another text."""
     try:
-        record = json.loads(text)
+        record = loads(text)
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

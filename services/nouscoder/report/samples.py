@@ -18,7 +18,7 @@ from nouscoder.atomic_files import numbered, write_whole
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.report.charts import format_number
 from nouscoder.report.markup import asset, clip, escape, html_page, section, tiles, visible
-from nouscoder.report.run_data import EvaluationData, EvaluationSample, TrainingSample
+from nouscoder.report.run_data import EvaluationData, EvaluationSample, TrainingSample, number, read_run
 
 _NUM_TRAINING_SAMPLES = 24
 
@@ -114,12 +114,12 @@ def _side(title: str, sample: EvaluationSample) -> str:
 
 
 def _training_card(sample: TrainingSample) -> str:
-    versions = f"{_whole(sample.oldest_version)} to {_whole(sample.newest_version)}"
+    versions = f"{format_number(sample.oldest_version)} to {format_number(sample.newest_version)}"
     if sample.oldest_version == sample.newest_version:
-        versions = _whole(sample.oldest_version)
+        versions = format_number(sample.oldest_version)
     facts = (
-        f"step {_whole(sample.step)} · {escape(sample.problem_id)} · reward {format_number(sample.reward)}"
-        f" · policy version {versions} · staleness {_whole(sample.staleness)}"
+        f"step {format_number(sample.step)} · {escape(sample.problem_id)} · reward {format_number(sample.reward)}"
+        f" · policy version {versions} · staleness {format_number(sample.staleness)}"
     )
     prompt = f'<pre class="prompt" tabindex="0">{escape(clip(sample.prompt.strip()))}</pre>'
     return f"<details><summary>{badge(sample.verdict)} {facts}</summary>{prompt}{_program(sample.program)}</details>"
@@ -129,10 +129,6 @@ def _program(program: str) -> str:
     if not program.strip():
         return '<p class="empty">(empty)</p>'
     return f'<pre class="program" tabindex="0"><code>{escape(clip(program))}</code></pre>'
-
-
-def _whole(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 # rollouts.html.
@@ -152,7 +148,11 @@ def write_rollouts_page(run_folder: Path) -> Path:
 def rollouts_page(run_folder: Path, max_tokens: int = MAX_TOKENS) -> str:
     """The whole page."""
     rollouts = _shared(read_rollouts(run_folder), max_tokens)
-    facts = tiles({"batches": str(len({one["batch_id"] for one in rollouts})), "rollouts": str(len(rollouts))})
+    run, shown = read_run(run_folder), (len({one["batch_id"] for one in rollouts}), len(rollouts))
+    trained = len({line.get("batch_id") for line in run.metrics})
+    of = trained, trained * (number(run.config, "broker.batch_size") or 0)
+    words = [f"{here} of {format_number(there)}" if there else str(here) for here, there in zip(shown, of, strict=True)]
+    facts = tiles(dict(zip(("batches", "rollouts"), words, strict=True)))
     return html_page(
         f"Rollouts of {run_folder.name}",
         _TO_REPORT + facts,
@@ -203,7 +203,10 @@ def _shortened(record: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     }
 
 
-_TO_REPORT = '<p class="note"><a href="report.html">report.html</a> has the curves of the run.</p>'
+_TO_REPORT = (
+    '<p class="note">A sample: the learner keeps the tokens of a few rollouts, of the newest batches and of some older'
+    ' ones. <a href="report.html">report.html</a> has the curves of the run.</p>'
+)
 
 
 def _browser(rollouts: list[dict[str, Any]]) -> str:

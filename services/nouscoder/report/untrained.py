@@ -22,6 +22,7 @@ FILE = "untrained.json"
 _NAMED = 3  # problems of a cause in a line; the file has all
 _OTHER_LANGUAGE = "in a language that problems.languages lacks"
 _TOO_LONG = "with a longer prompt than max_tokens_total allows"
+_NO_CODE = "no answer held code"
 _NO_ADVANTAGE = "in batches with equal rewards alone, so without an advantage"
 _NOT_WHOLE = "without a complete group: abandoned, too old, refused, or unfinished at the end"
 
@@ -76,10 +77,11 @@ def untrained(config: Config, state: CurriculumState, letters: Iterable[DeadLett
         schedule = open_curriculum(config, names).schedule
         first = {schedule.at(place).problem_id: place for place in reversed(range(schedule.end_of_round(0)))}
         places = {name: first.get(name) for name in names}
-    trained = _trained(config)
+    trained, codeless = _trained(config), {one.problem_id for one in state.problems if one.no_code == one.sampled}
     for name, place in places.items():
         if not trained.get(name):
-            cause = _NO_ADVANTAGE if name in trained else _cause(records.get(name), failed.get(name), place, state)
+            own = _NO_CODE if name in codeless else _NO_ADVANTAGE if name in trained else ""
+            cause = own or _cause(records.get(name), failed.get(name), place, state)
             found.setdefault(cause, []).append(name)
             if name in failed:
                 details.setdefault(cause, failed[name].detail)

@@ -27,10 +27,6 @@ from nouscoder.reward_model.pairs import PairBody, read_pairs
 Scorer = Callable[[Sequence[tuple[str, str]]], list[float]]
 
 
-class NothingToScore(Unusable):
-    """A file or folder has nothing that the reward model could score. The message says why."""
-
-
 class StylesBody(Body):
     """One line of RM-Bench (arXiv 2410.16184): right and wrong answers, each from the plainest style on."""
 
@@ -92,10 +88,10 @@ class BestOfN:
 
 
 def evaluate_best_of_n(problems: Sequence[ScoredProblem], n: int, scorer: Scorer) -> BestOfN:
-    """Best of n on the problems, each with n samples or more. Raises NothingToScore."""
+    """Best of n on the problems, each with n samples or more. Raises Unusable."""
     short = [problem.problem_id for problem in problems if len(problem.samples) < n]
     if short or not problems:
-        raise NothingToScore(f"{len(short)} problems have fewer than {n} samples, such as {', '.join(short[:3])}")
+        raise Unusable(f"{len(short)} problems have fewer than {n} samples, such as {', '.join(short[:3])}")
     asked = [(problem.prompt, sample.answer) for problem in problems for sample in problem.samples]
     scores = scorer(asked)
     right = [[sample.is_right for sample in problem.samples] for problem in problems]
@@ -158,14 +154,14 @@ def style_accuracy(chosen: Sequence[float], rejected: Sequence[float]) -> StyleA
 def rm_bench(path: Path, scorer: Scorer) -> dict[str, Mean]:
     """RM-Bench's accuracies by name: hard, normal, easy, their mean, and the mean of each domain.
 
-    Raises NothingToScore, BadRecord and UnreadableFile.
+    Raises Unusable, BadRecord and UnreadableFile.
     """
     records = list(checked_records(path, StylesBody))
     if not records:
-        raise NothingToScore(f"{path} holds no record")
+        raise Unusable(f"{path} holds no record")
     wrong = next((one.id for one in records if len(one.chosen) != len(one.rejected)), None)
     if wrong is not None:
-        raise NothingToScore(f"{path}: record {wrong} has not as many chosen as rejected answers")
+        raise Unusable(f"{path}: record {wrong} has not as many chosen as rejected answers")
     scores = iter(scorer([(one.prompt, answer) for one in records for answer in (*one.chosen, *one.rejected)]))
     found: dict[str, list[float]] = defaultdict(list)
     for one in records:
@@ -185,7 +181,7 @@ _ROW_TOKENS = 16_384
 
 
 def scorer_of(folder: Path, max_tokens: int, device: str) -> Scorer:
-    """Scores by the reward model in a folder. Raises RewardModelUnusable."""
+    """Scores by the reward model in a folder. Raises Unusable."""
     encode = AnswerEncoder(folder, max_tokens)
     model = load_reward_model(folder).to(device)  # type: ignore[arg-type]
     model.train(False)
@@ -205,9 +201,9 @@ def evaluate_reward_model(
     pairs: Path | None = None,
     styles: Path | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """(record, text for people) of all that is given. Raises NothingToScore, and what reading raises."""
+    """(record, text for people) of all that is given. Raises Unusable, and what reading raises."""
     if (problems is None) != (evaluation is None):
-        raise NothingToScore("best of n needs both --problems and --evaluation")
+        raise Unusable("best of n needs both --problems and --evaluation")
     record: dict[str, Any] = {}
     parts = []
     if problems is not None and evaluation is not None:
@@ -223,5 +219,5 @@ def evaluate_reward_model(
         record["rm_bench"] = {name: asdict(mean) for name, mean in found.items()}
         parts.append("\n".join(f"{name:<16}{mean.text()}" for name, mean in found.items()))
     if not parts:
-        raise NothingToScore("give --problems and --evaluation, --pairs, or --rm-bench")
+        raise Unusable("give --problems and --evaluation, --pairs, or --rm-bench")
     return record, "\n".join(parts)

@@ -25,32 +25,32 @@ from nouscoder.learner.model.logprobs import attending_alone
 from nouscoder.learner.model.packing import RowLayout, attend_packed, last_states, packs, plan
 from nouscoder.policy_folder.finished_chat import unmarked
 from nouscoder.policy_folder.pretrained import load_pretrained, load_whole
+from nouscoder.policy_folder.prompt_file import recorded_prompt
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable
 
-
-class RewardModelUnusable(Unusable):
-    """A folder holds no usable model, or an answer cannot be scored. The message names it."""
+_DAY = "2024-07-26"  # for templates that write one: Llama's without a clock
 
 
 class AnswerEncoder:
     """Turns a prompt and an answer into token ids, at most `max_tokens`: what is beyond is cut from the answer's end.
 
-    The prompt is a user's message in the chat template of the folder, or text if it has none. An end token follows the
-    answer.
+    The prompt is a user's message in the chat template of the folder, or text if it has none. A template writes the day
+    that the folder records, or a fixed one. An end token follows the answer.
     """
 
     def __init__(self, folder: Path, max_tokens: int) -> None:
-        """Raises RewardModelUnusable."""
+        """Raises Unusable."""
         try:
-            self.tokenizer: PolicyTokenizer = load_tokenizer(folder)
+            recorded = recorded_prompt(folder)
+            self.tokenizer: PolicyTokenizer = load_tokenizer(folder, (recorded and recorded.date) or _DAY)
         except TokenizerError as error:
-            raise RewardModelUnusable(str(error)) from error
+            raise Unusable(str(error)) from error
         self._max_tokens = max_tokens
         self._end_id = end_token_of(self.tokenizer)
 
     def __call__(self, prompt: str, answer: str) -> list[int]:
-        """Token ids [tokens]. Raises RewardModelUnusable."""
+        """Token ids [tokens]. Raises Unusable."""
         try:
             in_chat = self.tokenizer.has_chat_template
             text = self.tokenizer.render([Message(Role.USER, prompt)]).whole if in_chat else prompt
@@ -59,7 +59,7 @@ class AnswerEncoder:
             answer = self.tokenizer.spelled(answer) if in_chat else answer
             ids += self.tokenizer.encode_after(text, answer, in_chat=in_chat)
         except TokenizerError as error:
-            raise RewardModelUnusable(str(error)) from error
+            raise Unusable(str(error)) from error
         return [*ids[: self._max_tokens - 1], self._end_id]
 
 
@@ -74,7 +74,7 @@ def end_token_of(tokenizer: PolicyTokenizer) -> int:
 
 
 def new_reward_model(policy: Path) -> PreTrainedModel:
-    """The decoder of the policy folder with a head of zeros, in float32. Raises RewardModelUnusable."""
+    """The decoder of the policy folder with a head of zeros, in float32. Raises Unusable."""
     with torch.random.fork_rng(devices=[]):  # transformers draws a head, which is replaced
         model = _loaded(policy, without="lm_head.", new=("score.weight",))
     nn.init.zeros_(head_of(model).weight)
@@ -82,13 +82,13 @@ def new_reward_model(policy: Path) -> PreTrainedModel:
 
 
 def load_reward_model(folder: Path) -> PreTrainedModel:
-    """The reward model of a folder, in float32. Raises RewardModelUnusable."""
+    """The reward model of a folder, in float32. Raises Unusable."""
     try:
         names = load_pretrained(AutoConfig, folder).architectures or []
     except (OSError, ValueError, KeyError) as error:
-        raise RewardModelUnusable(f"{folder} does not hold a usable model: {error}") from error
+        raise Unusable(f"{folder} does not hold a usable model: {error}") from error
     if not any(name.endswith("ForSequenceClassification") for name in names):
-        raise RewardModelUnusable(f"{folder} is no reward model but {', '.join(names)}")
+        raise Unusable(f"{folder} is no reward model but {', '.join(names)}")
     return _loaded(folder)
 
 
@@ -104,9 +104,9 @@ def _loaded(folder: Path, **head: Any) -> PreTrainedModel:
             dtype=torch.float32,
         )
     except (WeightsMissing, WeightsUnusable) as error:
-        raise RewardModelUnusable(str(error)) from error
+        raise Unusable(str(error)) from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RewardModelUnusable(f"{folder} does not hold a usable model: {error}") from error
+        raise Unusable(f"{folder} does not hold a usable model: {error}") from error
     head_of(model)
     attend_packed(model)
     _admit(model.eval())  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ _LENGTHS = (6, 10, 7, 4, 12, 5)
 
 @torch.no_grad()
 def _admit(model: PreTrainedModel) -> None:
-    """Choose packed rows for the model, or rows of one answer. Raises NotAdmitted if neither gives its own scores.
+    """Choose packed rows for the model, or rows of one answer. Raises Unusable if neither gives its own scores.
 
     The head that transformers draws for a new model is still there.
     """
@@ -132,10 +132,10 @@ def _admit(model: PreTrainedModel) -> None:
 
 
 def head_of(model: PreTrainedModel) -> nn.Linear:
-    """The linear head with one output. Raises RewardModelUnusable when the model has another one."""
+    """The linear head with one output. Raises Unusable when the model has another one."""
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
-        raise RewardModelUnusable(f"a {type(model).__name__} has no linear head `score` with one output")
+        raise Unusable(f"a {type(model).__name__} has no linear head `score` with one output")
     return head
 
 

@@ -48,10 +48,6 @@ def preference_pairs(
     return pairs
 
 
-class NoPairs(Unusable):
-    """There is no pair. The message says why."""
-
-
 class PairBody(Body):
     """One line: the answer `chosen` is better than `rejected`."""
 
@@ -75,7 +71,7 @@ class PairCounts:
 
 
 def write_pairs(problems: Sequence[ScoredProblem], rule: PairRule, at_most: int, seed: int, out: Path) -> PairCounts:
-    """Write the pairs of each problem, `at_most` of one, to a file. Raises NoPairs and NoScores."""
+    """Write the pairs of each problem, `at_most` of one, to a file. Raises Unusable."""
     lines: list[str] = []
     with_pairs = 0
     for problem in problems:
@@ -88,14 +84,14 @@ def write_pairs(problems: Sequence[ScoredProblem], rule: PairRule, at_most: int,
             )
             lines.append(json.dumps(body.model_dump()) + "\n")
     if not lines:
-        raise NoPairs(f"no two samples of the {len(problems)} problems differ as {rule} asks")
+        raise Unusable(f"no two samples of the {len(problems)} problems differ as {rule} asks")
     write_whole(out, "".join(lines).encode())
     return PairCounts(len(problems), with_pairs, len(lines))
 
 
 def read_pairs(path: Path) -> list[PairBody]:
-    """The pairs of a file. Raises NoPairs, BadRecord and UnreadableFile."""
+    """The pairs of a file. Raises Unusable, BadRecord and UnreadableFile."""
     found = list(checked_records(path, PairBody))
     if not found:
-        raise NoPairs(f"{path} holds no pair")
+        raise Unusable(f"{path} holds no pair")
     return found

@@ -25,11 +25,11 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import lock_file, naming_storage_faults, whole_file, whole_folder
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.model.packing import plan
 from nouscoder.policy_folder.compose import CONFIG_FILE
 from nouscoder.progress_bar import Advance, progress_bar
-from nouscoder.reward_model.model import AnswerEncoder, RewardModelUnusable, new_reward_model, row_scores
+from nouscoder.reward_model.model import AnswerEncoder, new_reward_model, row_scores
 from nouscoder.reward_model.pairs import PairBody
 
 Encoded = tuple[list[int], list[int]]  # token ids of the chosen and of the rejected answer
@@ -82,9 +82,9 @@ class TrainedRewardModel:
 def train_reward_model(
     policy: Path, pairs: Sequence[PairBody], out: Path, settings: TrainingSettings
 ) -> TrainedRewardModel:
-    """Write a reward model to the folder `out`. Raises RewardModelUnusable, RewardTrainingFailed and StorageError."""
+    """Write a reward model to the folder `out`. Raises Unusable, RewardTrainingFailed and StorageError."""
     if out.exists():
-        raise RewardModelUnusable(f"{out} exists already: give another --out, or delete it")
+        raise Unusable(f"{out} exists already: give another --out, or delete it")
     with naming_storage_faults(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = lock_file(out.with_name(f"{out.name}.lock"), f"another command trains {out}")
@@ -96,7 +96,12 @@ def train_reward_model(
         state = out.with_name(f"{out.name}.state")
         training = _Training(model, encoded, settings, state, _identity(policy, pairs, settings))
         trained = training.run()
-        _write(model, policy, out)
+        with whole_folder(out) as part:
+            for file in sorted(policy.iterdir()):
+                is_configuration = file.name == CONFIG_FILE or file.name.endswith(".index.json")
+                if file.suffix in _TOKENIZER_SUFFIXES and not is_configuration and file.is_file():
+                    (part / file.name).write_bytes(file.read_bytes())
+            model.save_pretrained(part)
         training.forget()
         return trained
 
@@ -108,15 +113,6 @@ def _identity(policy: Path, pairs: Sequence[PairBody], settings: TrainingSetting
     for pair in pairs:
         digest.update(pair.model_dump_json().encode())
     return digest.hexdigest()
-
-
-def _write(model: PreTrainedModel, policy: Path, out: Path) -> None:
-    with whole_folder(out) as part:
-        for file in sorted(policy.iterdir()):
-            is_configuration = file.name == CONFIG_FILE or file.name.endswith(".index.json")
-            if file.suffix in _TOKENIZER_SUFFIXES and not is_configuration and file.is_file():
-                (part / file.name).write_bytes(file.read_bytes())
-        model.save_pretrained(part)
 
 
 class _Training:
@@ -146,7 +142,14 @@ class _Training:
                 self._history.append(self._step(number))
                 self._report(advance)
                 if (number + 1) % self._settings.save_every_steps == 0:
-                    self._save()
+                    state = {
+                        "identity": self._identity,
+                        "history": self._history,
+                        "model": self._model.state_dict(),
+                        "optimizer": self._optimizer.state_dict(),
+                    }
+                    with whole_file(self._state) as file:
+                        torch.save(state, file)
         self._model.train(False)
         count, loss, wins = self._last(max(1, len(self._steps) // 10))
         return TrainedRewardModel(len(self._steps), len(self._pairs), loss / count, wins / count)
@@ -182,23 +185,13 @@ class _Training:
         counts, losses, wins = zip(*self._history[-num_steps:], strict=True)
         return sum(counts), math.fsum(losses), math.fsum(wins)
 
-    def _save(self) -> None:
-        state = {
-            "identity": self._identity,
-            "history": self._history,
-            "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-        }
-        with whole_file(self._state) as file:
-            torch.save(state, file)
-
     def _resume(self) -> None:
         """Load the state of the same training, if there is one. That of another one is an error."""
         if not self._state.exists():
             return
         state: dict[str, Any] = torch.load(self._state, weights_only=True, map_location=self._settings.device)
         if state["identity"] != self._identity:
-            raise RewardModelUnusable(f"{self._state} is of another training: finish it, or delete the file")
+            raise Unusable(f"{self._state} is of another training: finish it, or delete the file")
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._history = [(count, loss, wins) for count, loss, wins in state["history"]]

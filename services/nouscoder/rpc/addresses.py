@@ -42,6 +42,16 @@ def require_url(url: str, what: str) -> None:
         raise AddressError(f"{what} cannot be {url!r:.80}: write http://{form:.80}")
 
 
+def require_free(address: str) -> None:
+    """Raises AddressError when a process could not listen at HOST:PORT now."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((socket_host(host), port), family=family).close()
+    except OSError as error:
+        raise AddressError(f"cannot listen on {address}: {error.strerror}") from error
+
+
 def socket_host(host: str) -> str:
     """The host as sockets want it: an address of IPv6 without its brackets. On Linux, `::` takes IPv4 too."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host

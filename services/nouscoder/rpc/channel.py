@@ -98,6 +98,9 @@ def open_channel(address: str, credentials: grpc.ChannelCredentials | None = Non
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
+_START_S = 30.0  # a service may take so long to start; then its silence is logged
+
+
 class ServiceClient(Generic[Stub]):
     """Base of the clients, one a service: a channel, its stub, patience, and errors in words.
 
@@ -132,11 +135,6 @@ class ServiceClient(Generic[Stub]):
         self._channels.append(open_channel(self._address, self._opened_with, self._run))
         self._stub = self._make_stub(self._channels[-1])
 
-    def _renew(self) -> None:
-        """Use another channel when the certificates were renewed. Calls of the one before end there."""
-        if self._credentials is not None and self._credentials.current() is not self._opened_with:
-            self._open()
-
     async def __aexit__(self, *error: object) -> None:
         for channel in self._channels:
             await channel.close()
@@ -149,11 +147,13 @@ class ServiceClient(Generic[Stub]):
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
-                self._renew()
+                # Calls of the channel before end there.
+                if self._credentials is not None and self._credentials.current() is not self._opened_with:
+                    self._open()
                 raise peer_error(self.name, error) from error
 
         try:
-            return await Retry(self.name, (PeerUnreachable,), for_s=limit_s).call(once)
+            return await Retry(self.name, (PeerUnreachable,), for_s=limit_s, log_after_s=_START_S).call(once)
         except PeerUnreachable as error:
             message = f"{self.name} has not answered for {limit_s:.0f} s{_told(error.__cause__)}"
             raise PeerUnreachable(message) from error.__cause__

@@ -94,7 +94,18 @@ class Health:
         for name in ("", "readiness"):
             await self._checks.set(name, _NOT_SERVING)
         if self._address:
-            await self._listen(stack)
+            host, port = split_address(self._address)
+            server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+            self.add_to(server)
+            try:
+                bound = server.add_insecure_port(self._address)
+            except RuntimeError as error:
+                raise AddressError(
+                    f"cannot listen on {self._address} for health checks: the port is in use or not allowed"
+                ) from error
+            await server.start()
+            stack.push_async_callback(server.stop, _STOP_GRACE_S)
+            self.bound = f"{host}:{bound or port}"
 
     async def ready(self, full_names: Iterable[str]) -> None:
         """Report that the API takes calls."""
@@ -104,20 +115,6 @@ class Health:
     async def drain(self) -> None:
         """Report that nothing is served any more."""
         await self._checks.enter_graceful_shutdown()
-
-    async def _listen(self, stack: AsyncExitStack) -> None:
-        host, port = split_address(self._address)
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self.add_to(server)
-        try:
-            bound = server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            raise AddressError(
-                f"cannot listen on {self._address} for health checks: the port is in use or not allowed"
-            ) from error
-        await server.start()
-        stack.push_async_callback(server.stop, _STOP_GRACE_S)
-        self.bound = f"{host}:{bound or port}"
 
 
 # Status codes: one interceptor for all methods of a service.
@@ -167,10 +164,6 @@ class StatusCodes(grpc.aio.ServerInterceptor):
             return rebuilt(handler, _refusing(f"the run {self._run} is served here, not {asked}"))
         return self._wrapped(handler)
 
-    def code_of(self, error: Exception) -> grpc.StatusCode | None:
-        """The status code of the nearest class of `error` in the table."""
-        return next((self._table[kind] for kind in type(error).__mro__ if kind in self._table), None)
-
     def _wrapped(self, handler: _Handler) -> _Handler:
         act: Any = handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
 
@@ -199,7 +192,8 @@ class StatusCodes(grpc.aio.ServerInterceptor):
 
     def _ending(self, error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
         """Code, message and trailers. Raises `error` when it is not in the table."""
-        code = self.code_of(error)
+        # The nearest class of the error in the table.
+        code = next((self._table[kind] for kind in type(error).__mro__ if kind in self._table), None)
         if code is None:
             raise error
         trailer = [(ERROR_TRAILER, type(error).__name__)]

@@ -70,10 +70,6 @@ _CAPABILITIES_LIMIT_S = 10.0
 _GRADE_LIMIT_S = 600.0
 
 
-class TokenUnreadable(Unusable):
-    """The file with the verifier's token cannot be read."""
-
-
 class VerifierClient(ServiceClient["verifier_pb2_grpc.VerifierServiceAsyncStub"]):
     """Grades submissions. `token` gives, at each call, the token for a verifier with a tokens_file."""
 
@@ -122,7 +118,7 @@ class VerifierClient(ServiceClient["verifier_pb2_grpc.VerifierServiceAsyncStub"]
 def verifier_token(config: Config) -> Callable[[], str] | None:
     """The token that a run sends to its verifier, read again when its file changes; None when none is configured.
 
-    Raises TokenUnreadable.
+    Raises Unusable.
     """
     name = config.run.verifier_token_file
     if not name:
@@ -132,6 +128,6 @@ def verifier_token(config: Config) -> Callable[[], str] | None:
         try:
             return Path(name).read_text(encoding="utf-8-sig").strip()
         except OSError as error:
-            raise TokenUnreadable(f"run.verifier_token_file cannot be read: {error.strerror}") from error
+            raise Unusable(f"run.verifier_token_file cannot be read: {error.strerror}") from error
 
     return Renewed([name], read).current

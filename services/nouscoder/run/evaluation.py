@@ -71,7 +71,7 @@ from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.run.folder import POLICIES, RunFolder
 from nouscoder.run.view import View
-from nouscoder.run.watch import broker_of
+from nouscoder.run.watch import broker_of, generation_started
 
 if TYPE_CHECKING:
     from nouscoder.run.services import RunServices
@@ -196,6 +196,7 @@ async def evaluate_once(folder: RunFolder, services: RunServices, view: View, wh
         known = folder.read_json(evaluation_file(manifest.policy_version))
         if known is None:
             progress = partial(view.progress, f"evaluation {when}")
+            await while_alive(services, generation_started(config, view.progress))
             measuring = services.evaluation_retry.call(
                 lambda: measure(config, manifest, progress),
                 lambda error: view.say(f"evaluation {when} begins again: {error}"),
@@ -483,14 +484,12 @@ class PeriodicEvaluation:
         finally:
             self._begun.pop(own, None)
         when = "until the training has ended" if version in self._waiting() else "to a later version"
-        self._say_once(f"the evaluation of version {version} is put off {when}: {reason}")
-        return None
-
-    def _say_once(self, message: str) -> None:
-        """Say it unless it was the last that was said so: the learner may be away for many steps."""
+        # Said once: the learner may be away for many steps.
+        message = f"the evaluation of version {version} is put off {when}: {reason}"
         if message != self._last_said:
             self._last_said = message
             self._view.say(message)
+        return None
 
     async def _finish_run(self, reason: str) -> None:
         """End the run at the broker. The learner sees it when it asks for its next batch."""

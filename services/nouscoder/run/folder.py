@@ -132,18 +132,24 @@ class RunFolder:
 
     @classmethod
     def attach(cls, config: Config) -> RunFolder:
-        """The folder of a run that gets its configuration at each start; made when it is missing.
+        """The folder of a run that gets its configuration at each start; made, with its record, when it is missing.
 
-        Harmless changes are applied. Raises RunChanged for other changes, FolderInUse, RunFolderError.
+        An existing record stays: `record_given` replaces it once the changes are taken. Raises RunChanged for changes
+        that the run cannot take, FolderInUse, RunFolderError.
         """
         folder = cls(config.run.folder)
         try:
             refuse_changes(folder.config_file, config)
-            write_whole(folder.config_file, recorded(config).encode())
+            if not folder.config_file.exists():
+                folder.record_given(config)
         except BaseException:
             folder.close()
             raise
         return folder
+
+    def record_given(self, config: Config) -> None:
+        """Write config.toml, for people and the next start: external services read their own configuration."""
+        write_whole(self.config_file, record_of(config).encode())
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replace the file `name` atomically."""
@@ -190,7 +196,7 @@ def refuse_changes(recorded_file: Path, config: Config) -> None:
             )
 
 
-def recorded(config: Config) -> str:
+def record_of(config: Config) -> str:
     """The configuration as TOML, without passwords. This record is never used to connect to external services."""
     url = without_password(config.broker.redis_url)
     return without_secrets(dump_config(config.changed(broker={"redis_url": url})))

@@ -1,42 +1,47 @@
-"""Held-out problems that are training problems: their pass@1 says nothing of new problems.
-
-They are compared by name, and by text: the prompt and the starter code, without regard to case and spaces.
-"""
+"""Held-out problems that are training problems: their pass@1 says nothing of new problems."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from contextlib import closing
+from pathlib import Path
 
+from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
-from nouscoder.data.problem_index import all_held_out, open_index
-from nouscoder.domain.problem import Problem
-from nouscoder.domain.prompt import PromptText
-
-
-def trained_on(held_out: Sequence[Problem], training: Mapping[str, PromptText]) -> tuple[list[str], list[str]]:
-    """The names of the held-out problems that have the name of a training problem, and of those with its text."""
-    texts = set(map(_text, training.values()))
-    same_text = [one.problem_id for one in held_out if _text(PromptText.of(one)) in texts]
-    return [one.problem_id for one in held_out if one.problem_id in training], same_text
+from nouscoder.data.problem_index import all_held_out, has_index, open_index
+from nouscoder.policy_folder import trained_on
 
 
 def leak_lines(config: Config, earlier: Iterable[Config] = ()) -> list[str]:
-    """What is to be said of held-out problems that this run trains on, or one of the stages before it did."""
-    training: dict[str, PromptText] = {}
+    """What is to be said of held-out problems that this run, its first policy or a stage before is trained on."""
+    training = trained_on.trained_on(config.in_run_folder(config.policy.path))
     for each in (*(one for one in earlier if one.run.total_batches), config):
-        with closing(open_index(each)) as index:
-            asked, texts = set(index.problem_ids), index.texts()
-        training |= {name: text for name, text in texts.items() if name in asked}
-    held_out = all_held_out(config)
-    by_name, by_text = trained_on(held_out, training)
-    found = [one.problem_id for one in held_out if one.problem_id in {*by_name, *by_text}]
-    return [
-        f"warning: {len(found)} of {len(held_out)} held-out problems are training problems, such as {found[0]}"
-        f" ({len(by_name)} by name, {len(by_text)} by text): pass@1 on held-out problems counts what is trained on"
-        for _ in found[:1]
-    ]
+        training |= _training_problems(each)
+    return _lines(config, training)
 
 
-def _text(one: PromptText) -> tuple[str, str]:
-    return " ".join(one.prompt.split()).casefold(), " ".join(one.starter_code.split()).casefold()
+def taught_lines(config: Config, taught: Mapping[str, str]) -> list[str]:
+    """What is to be said of held-out problems of which examples are made, where the configuration has any."""
+    measures = config.evaluation.problems or config.problems.held_out_share
+    return _lines(config, taught) if measures or config.in_run_folder(config.problems.held_out).exists() else []
+
+
+def note_trained_on(run: Path, config: Config, taught: Mapping[str, str] | None = None) -> None:
+    """Write into the run's folder what its policies are trained on: these problems, or those of the training file."""
+    if taught is None and (config.run.services == "local" or has_index(config)):
+        taught = _training_problems(config)
+    known = trained_on.trained_on(config.in_run_folder(config.policy.path)) | {**(taught or {})}
+    write_whole(run / trained_on.TRAINED_ON_FILE, json.dumps(known).encode())
+
+
+def _training_problems(config: Config) -> dict[str, str]:
+    with closing(open_index(config)) as index:
+        asked = {*index.problem_ids}
+        texts = ((name, text) for name, text in index.texts().items() if name in asked)
+        return {name: trained_on.digest_of(text.prompt, text.starter_code) for name, text in texts}
+
+
+def _lines(config: Config, training: Mapping[str, str]) -> list[str]:
+    held_out = {one.problem_id: trained_on.digest_of(one.prompt, one.starter_code) for one in all_held_out(config)}
+    return trained_on.leak_lines(held_out, training, "held-out problems")

@@ -25,10 +25,6 @@ from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
 
-class LanguagesMissing(Unusable):
-    """The verifier lacks a language or library of the problems. The message names it, and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A set of problems: its name in messages, how many it has, and the languages of those not for Python alone.
@@ -89,7 +85,7 @@ def _sentence(asked: _Asked, others: Sequence[tuple[str, ...]], has: Sequence[st
 
 
 async def require_languages(config: Config) -> None:
-    """Raises LanguagesMissing when the running verifier lacks a language or library of the problems not left out."""
+    """Raises Unusable when the running verifier lacks a language or library of the problems not left out."""
     found = await asyncio.to_thread(_asked, config)
     if not any(asked.languages or asked.libraries for asked in found):
         return
@@ -101,13 +97,13 @@ async def require_languages(config: Config) -> None:
         for asked in found:
             of = f"{asked.num_problems} {asked.what}"
             if fault := await library_fault(verifier.grade, asked.libraries, of, PeerError):
-                raise LanguagesMissing(fault)
+                raise Unusable(fault)
     for asked in found:
         if others := asked.others(has):
             needed = {language for own in asked.languages.values() for language in own} | {"python"}
             lacking = ", ".join(sorted(needed - set(has)))
             kept = ", ".join(f'"{language}"' for language in sorted(needed & set(has)))
-            raise LanguagesMissing(
+            raise Unusable(
                 f"the verifier lacks {lacking}, in which {len(others)} of {asked.num_problems} {asked.what} may be"
                 f" answered: install it where candidates run, or leave them out with problems.languages = [{kept}]"
             )

@@ -56,6 +56,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from nouscoder import __version__
 from nouscoder.config import Config
 from nouscoder.config.generation import AgentSection
 from nouscoder.config.tree import NOTHING_GIVEN, Given
@@ -73,6 +74,7 @@ from nouscoder.run.evaluation import (
     while_alive,
 )
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_when_stopped, summarize
+from nouscoder.run.held_out import note_trained_on
 from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
@@ -89,6 +91,7 @@ from nouscoder.run.watch import (
 )
 
 _RESUME = "the same command with --resume goes on where it stopped"
+_UNTRAINED_LIMIT_S = 10.0
 _TO_GO_ON = "to go on, resume with more run.total_batches"
 
 
@@ -144,9 +147,15 @@ async def run_loop(
             ledger, left = NO_ROLLOUTS, None
             if config.run.total_batches:
                 await continue_if_ended(services.config, view)
+                await asyncio.to_thread(note_trained_on, folder.path, config)
                 services.start("learner")
-                ledger = await watch_until_ended(folder, services, view, started_s - earlier_s, sinks.look)
-                left = await note_untrained(folder, services.config)
+                (folder.path / FILE).unlink(missing_ok=True)
+                try:
+                    ledger = await watch_until_ended(folder, services, view, started_s - earlier_s, sinks.look)
+                    left = await note_untrained(folder, services.config)
+                except (NothingToLearn, SamplerMismatch, asyncio.CancelledError):
+                    await say_untrained(folder, services.config, view)
+                    raise
 
                 await make_up(folder, services, view)
                 after = await evaluate_once(folder, services, view, "after")
@@ -155,7 +164,7 @@ async def run_loop(
 
     summary = summarize(config, before, after, time.monotonic() - started_s + earlier_s, ledger)
     counts = {cause: len(names) for cause, names in left.by_cause.items()} if left else {}
-    folder.write_json("summary.json", asdict(summary) | {"untrained": counts})
+    folder.write_json("summary.json", asdict(summary) | {"untrained": counts, "version": __version__})
     report = write_report(folder.path)
     view.settle()
     for line in [*(left.lines(folder.path) if left else ()), *closing_lines(summary, report)]:
@@ -164,13 +173,23 @@ async def run_loop(
 
 
 async def note_untrained(folder: RunFolder, config: Config) -> Untrained:
-    """Write untrained.json when the learner has ended, while the broker still answers."""
+    """Write untrained.json at the end, while the broker still answers."""
     async with broker_of(config) as broker:
         _, state = await broker.read_curriculum()
         said = await broker.dead_letters(), await broker.status()
     left = await asyncio.to_thread(untrained, config, state, *said)
     folder.write_json(FILE, asdict(left))
     return left
+
+
+async def say_untrained(folder: RunFolder, config: Config, view: View) -> None:
+    """Write untrained.json of a run that ends early, and say what is in it, if the broker answers in time."""
+    with suppress(TimeoutError, NousCoderError):
+        async with asyncio.timeout(_UNTRAINED_LIMIT_S):
+            left = await note_untrained(folder, config)
+            view.settle()
+            for line in left.lines(folder.path):
+                view.say(line)
 
 
 def agent_lines(config: Config) -> list[str]:

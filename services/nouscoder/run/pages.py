@@ -118,7 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif name == "events":
             self._send_events(parse_qs(query))
         elif name in FILES and name != _RECORD:
-            self._send_file_of_run(name)
+            try:
+                with (self.folder / name).open("rb") as file:
+                    self._send_file(FILES[name], file)
+            except FileNotFoundError:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"this file comes later in the run\n")
         elif (made := self._made(name)) is not None:
             self._answer(HTTPStatus.OK, *made)
         else:
@@ -146,13 +150,6 @@ class _Handler(BaseHTTPRequestHandler):
         if name == _RECORD and record.exists():
             return FILES[name], without_secrets(record.read_text(encoding="utf8")).encode()
         return None
-
-    def _send_file_of_run(self, name: str) -> None:
-        try:
-            with (self.folder / name).open("rb") as file:
-                self._send_file(FILES[name], file)
-        except FileNotFoundError:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"this file comes later in the run\n")
 
     def _send_events(self, query: dict[str, list[str]]) -> None:
         """Server-sent events until the reader goes or takes nothing."""
@@ -214,10 +211,6 @@ class _IPv6Server(_Server):
     address_family = socket.AF_INET6
 
 
-def _server_of(host: str) -> type[_Server]:
-    return _IPv6Server if ":" in host else _Server
-
-
 @contextmanager
 def open_pages(folder: Path, address: str, hosts: Collection[str] = (), feed: Feed | None = None) -> Iterator[str]:
     """Serve the pages inside the context. Yields the actual address, "" when `address` is "". Raises AddressError.
@@ -231,7 +224,7 @@ def open_pages(folder: Path, address: str, hosts: Collection[str] = (), feed: Fe
     feed = feed or Feed()
     handler = type("Handler", (_Handler,), {"folder": folder, "hosts": hosts, "feed": feed})
     try:
-        server = _server_of(host)((socket_host(host), port), handler)
+        server = (_IPv6Server if ":" in host else _Server)((socket_host(host), port), handler)
     except OSError as error:
         raise AddressError(f"cannot listen on {address} for the run's pages: {error.strerror}") from error
     thread = threading.Thread(target=server.serve_forever, name="pages", daemon=True)

@@ -16,7 +16,6 @@ import asyncio
 import time
 from contextlib import closing
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -54,16 +53,12 @@ async def _train_plan(config: Config, *, resume: bool, given: Given) -> None:
             view.say(note)
         await run_stages(folder, config, view)
         if config.asked_run:
-            await _serve_pages(config, view)
-
-
-async def _serve_pages(config: Config, view: View) -> None:
-    """The pages of the last stage, until SIGTERM: what started this command would start it again."""
-    last = config.of_stage(len(config.plan.stages) - 1)
-    with open_pages(last.run.folder, last.run.pages, last.run.pages_hosts) as address:
-        if address:
-            view.say(f"the last stage's pages are at http://{address}/ until Ctrl-C")
-            await until_cancelled()
+            # Until SIGTERM: what started this command would start it again.
+            last = config.of_stage(len(config.plan.stages) - 1)
+            with open_pages(last.run.folder, last.run.pages, last.run.pages_hosts) as address:
+                if address:
+                    view.say(f"the last stage's pages are at http://{address}/ until Ctrl-C")
+                    await until_cancelled()
 
 
 async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -> OpenedRun:
@@ -75,7 +70,9 @@ async def _open(config: Config, *, resume: bool, given: Given = NOTHING_GIVEN) -
     new values that the stage that has begun cannot take.
     """
     if config.asked_run:
-        return OpenedRun(await attach_patiently(config), config)
+        folder = await attach_patiently(config)
+        folder.record_given(config)
+        return OpenedRun(folder, config)
     if resume:
         folder, recorded = RunFolder.reopen(config.run.folder)
         try:
@@ -207,26 +204,22 @@ def _with_first_policy(config: Config, begin: NextStage, stage: Config) -> Confi
     """`stage` with the policy that it begins with, made in its folder if new. Raises NousCoderError if it is gone."""
     yarn = config.plan.stages[begin.index].yarn
     first = weights = stage.policy.path
-    prompt = None
+    prompt = trained = None
     if begin.policy_version is not None:
-        before = _recorded(config.of_stage(begin.index - 1).run.folder)
+        file = config.of_stage(begin.index - 1).run.folder / "config.toml"
+        if not file.is_file():
+            raise NousCoderError(f"{file} does not exist: the stage before was removed, so its policy is not known")
+        before = load_config(file)
         first = before.in_run_folder(before.policy.path)
         weights = weights_folder(before, begin.policy_version)
-        prompt = trained_prompt(before)
+        prompt, trained = trained_prompt(before), before.run.folder
     if weights == first and not yarn.factor:
         made = first
     else:
         made = stage.run.folder / "policy"
         changed = with_yarn(first, yarn.factor, yarn.original_tokens) if yarn.factor else None
-        compose_policy(made, first, weights, config=changed, prompt=prompt, link=weights != first)
+        compose_policy(made, first, weights, config=changed, prompt=prompt, trained=trained, link=weights != first)
     return stage.changed(policy={"path": made})
-
-
-def _recorded(run: Path) -> Config:
-    file = run / "config.toml"
-    if not file.is_file():
-        raise NousCoderError(f"{file} does not exist: the stage before was removed, so its policy is not known")
-    return load_config(file)
 
 
 def _beginning(stages: tuple[StageSection, ...], begin: NextStage) -> str:

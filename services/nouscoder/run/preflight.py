@@ -40,6 +40,7 @@ from nouscoder.policy_folder.inspection import (
     is_hub_id,
 )
 from nouscoder.policy_folder.prompt_file import PromptFileUnusable, prompt_lines, with_date, with_recorded_prompt
+from nouscoder.rpc.addresses import require_free
 from nouscoder.run.asked_of_models import CannotCount, adapter_faults, adapter_lines, asked_of_models
 from nouscoder.run.held_out import leak_lines
 from nouscoder.run.languages import grades_here, left_out_sentences, missing_here, with_languages
@@ -152,7 +153,7 @@ def _faults_without_a_model(config: Config) -> list[str]:
     faults = list[str]()
     for check in (
         *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
-        *(device_faults, missing_packages, _redis_faults),
+        *(device_faults, missing_packages, address_faults, _redis_faults),
     ):
         faults += check(config)
     if config.run.total_batches and config.step_fault:
@@ -440,6 +441,14 @@ def device_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[s
     for key, device in _devices(config, of_fine_tuning):
         if fault := device_fault(key, device):
             yield fault
+
+
+def address_faults(config: Config) -> Iterator[str]:
+    """The addresses of a person's own at which nobody can listen now; those of gRPC are sockets of the run."""
+    given = {"run.pages": config.run.pages, "generation.openai.http": config.generation.openai.http}
+    for key, address in given.items():
+        if address:
+            yield from fault_of(key, partial(require_free, address))
 
 
 def say_unused_gpu(config: Config, *, of_fine_tuning: bool = False) -> None:

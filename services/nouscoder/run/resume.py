@@ -35,7 +35,7 @@ from nouscoder.config.tree import Given, sentences
 from nouscoder.errors import without_secrets
 from nouscoder.policy_folder.inspection import is_hub_id
 from nouscoder.run.evaluation import evaluation_file, keep_weights, kept_checkpoint_folder
-from nouscoder.run.folder import FIXED, RunChanged, RunFolder, newest_version
+from nouscoder.run.folder import FIXED, RunChanged, RunFolder, newest_version, record_of
 
 GIVEN, HISTORY = "given.json", "config_history.jsonl"
 # A local run finds its folder by the first two; the addresses of its services are chosen at each start.
@@ -94,15 +94,14 @@ def resumed(path: Path, recorded: Config, given: Given, fixed: Sequence[str] = O
 def take(folder: RunFolder, run: Resumed, given: Given, done: int) -> None:
     """Put the new values in force, and note what was given. `done`: policy versions or steps up to now."""
     if run.changes:
-        folder.record(run.config)
         _add_to_history(folder, run, done)
+        folder.record(run.config)
     note_given(folder, given)
 
 
-def external_changes(folder: RunFolder, config: Config, before: Mapping[str, Any] | None) -> Resumed:
-    """Note the new values of an external run, without keys that a newer release added. `before` was its config.toml."""
-    old = _flat(before or {})
-    now = _flat(tomllib.loads(folder.config_file.read_text(encoding="utf8")))
+def external_changes(folder: RunFolder, config: Config) -> Resumed:
+    """Note in the history which values of an external run are new, without keys that a newer release added."""
+    old, now = (_flat(tomllib.loads(text)) for text in (folder.config_file.read_text("utf8"), record_of(config)))
     run = Resumed(config, {key: (old[key], value) for key, value in now.items() if key in old and old[key] != value})
     if run.changes:
         _add_to_history(folder, run, newest_version(config))
@@ -110,9 +109,13 @@ def external_changes(folder: RunFolder, config: Config, before: Mapping[str, Any
 
 
 def _add_to_history(folder: RunFolder, run: Resumed, done: int) -> None:
-    line = {"time": time.time(), "done": done, "changes": {key: [*pair] for key, pair in run.changes.items()}}
+    """A start that was killed before it took the values has noted them: the next one takes the same."""
+    changes = json.loads(without_secrets(json.dumps({key: [*pair] for key, pair in run.changes.items()})))
+    line = {"time": time.time(), "done": done, "changes": changes}
     file = folder.path / HISTORY
     known = file.read_text(encoding="utf8") if file.exists() else ""
+    if known and json.loads(known.splitlines()[-1])["changes"] == changes:
+        return
     write_whole(file, (known + without_secrets(json.dumps(line, ensure_ascii=False)) + "\n").encode())
 
 

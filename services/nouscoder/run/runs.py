@@ -20,10 +20,6 @@ from nouscoder.errors import Unusable
 from nouscoder.learner.state.run_files import FILE, read_run_id
 
 
-class RunsError(Unusable):
-    """The runs cannot be listed or removed; the message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunInFolder:
     """A run folder. `run_id` is empty until a learner has started in it; `step` is that of the newest checkpoint."""
@@ -49,21 +45,21 @@ class FoundRun:
 
 
 async def list_runs(config: Config) -> list[FoundRun]:
-    """The runs in the folder run.root and in the Redis that the configuration names, by name. Raises RunsError."""
+    """The runs in the folder run.root and in the Redis that the configuration names, by name. Raises Unusable."""
     folders, states = _in_folder(config.run.root.resolve()), {}
     if url := configured_url(config.broker):
         try:
             async with RunKeys(url) as keys:
                 states = {run.name: run for run in await keys.runs()}
         except BrokerError as error:
-            raise RunsError(str(error)) from error
+            raise Unusable(str(error)) from error
     return [FoundRun(name, folders.get(name), states.get(name)) for name in sorted({*folders, *states})]
 
 
 async def remove_run(config: Config) -> list[str]:
     """Remove the run `config.run.name` from Redis and from the folder. Returns what was removed.
 
-    Raises RunsError when there is no such run, the folder is not a run folder, or a broker serves the run. Raises
+    Raises Unusable when there is no such run, the folder is not a run folder, or a broker serves the run. Raises
     FolderInUse when a process works in its folder.
     """
     removed: list[str] = []
@@ -71,7 +67,7 @@ async def remove_run(config: Config) -> list[str]:
     with ExitStack() as stack:
         if folder.exists():
             if not _is_run(folder):
-                raise RunsError(f"{folder} is not a run folder: it has neither config.toml nor {FILE}")
+                raise Unusable(f"{folder} is not a run folder: it has neither config.toml nor {FILE}")
             in_use = f"a process is working in {folder}: stop the run first"
             for lock in (folder / ".lock", folder / "checkpoints" / ".lock"):
                 lock.parent.mkdir(exist_ok=True)
@@ -82,12 +78,12 @@ async def remove_run(config: Config) -> list[str]:
                     if num_keys := await keys.remove(config.run.name):
                         removed.append(f"{num_keys} keys of the Redis at {keys.url}")
             except BrokerError as error:
-                raise RunsError(str(error)) from error
+                raise Unusable(str(error)) from error
         if folder.exists():
             await asyncio.to_thread(shutil.rmtree, folder)
             removed.append(str(folder))
     if not removed:
-        raise RunsError(f"there is no run {config.run.name}: `nouscoder runs list` shows which there are")
+        raise Unusable(f"there is no run {config.run.name}: `nouscoder runs list` shows which there are")
     return removed
 
 

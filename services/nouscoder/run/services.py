@@ -32,7 +32,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.broker.redis_address import configured_url
@@ -369,15 +368,16 @@ async def _attach(config: Config, resume: bool, given: Given) -> OpenedRun:
     found = with_recorded_prompt(config, config.in_run_folder(config.policy.path))
     # The policy may have been made after the first start: what the run then recorded stays.
     environment = before and before.get("generation", {}).get("environment")
-    config = config if environment == _environment(config) else found
+    config = config if environment == tomllib.loads(dump_config(config))["generation"]["environment"] else found
     folder = await attach_patiently(config)
-    run = external_changes(folder, config, before)
-    continue_finished(folder, run, is_external=True)
+    try:
+        run = external_changes(folder, config)
+        continue_finished(folder, run, is_external=True)
+        folder.record_given(config)
+    except BaseException:
+        folder.close()
+        raise
     return OpenedRun(folder, config, run.lines)
-
-
-def _environment(config: Config) -> Any:
-    return tomllib.loads(dump_config(config))["generation"]["environment"]
 
 
 @asynccontextmanager

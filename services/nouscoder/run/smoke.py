@@ -41,7 +41,6 @@ from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.data.problem_index import ProblemIndex, open_index
 from nouscoder.domain.guards import TEST, BatchRewards, Direction, reward_trend
-from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.run_status import RunMode
@@ -66,10 +65,6 @@ MAX_MEASURED = 2048
 _AT_ONCE = 64  # problems
 
 
-class TooFewProblems(Unusable):
-    """The first policy solves too few problems sometimes. The message says how many were looked at."""
-
-
 def solved_sometimes(counts: dict[str, PassCount], order: Sequence[str], size: int) -> tuple[str, ...]:
     """The first `size` problems of `order` with 0 < pass rate < 1, or fewer when there are fewer."""
     found = [name for name in order if name in counts and 0 < counts[name].passed < counts[name].sampled]
@@ -77,12 +72,12 @@ def solved_sometimes(counts: dict[str, PassCount], order: Sequence[str], size: i
 
 
 def chosen_from_file(config: Config, file: Path, size: int) -> tuple[str, ...]:
-    """The problems by a file of pass rates. Raises TooFewProblems, and Unusable for a bad file."""
+    """The problems by a file of pass rates. Raises Unusable."""
     with closing(open_index(config)) as index:
         order = measuring_order(config, index)
     found = solved_sometimes(read_pass_rates(file), order, size)
     if len(found) < size:
-        raise TooFewProblems(f"{file}: {len(found)} problems of the training file have 0 < pass rate < 1, not {size}")
+        raise Unusable(f"{file}: {len(found)} problems of the training file have 0 < pass rate < 1, not {size}")
     return found
 
 
@@ -94,7 +89,7 @@ def measuring_order(config: Config, index: ProblemIndex) -> list[str]:
 
 
 async def measured(folder: RunFolder, config: Config, view: View, size: int) -> tuple[str, ...]:
-    """The problems by the counts of the first policy, measured by the services of this run. Raises TooFewProblems."""
+    """The problems by the counts of the first policy, measured by the services of this run. Raises Unusable."""
     file = folder.path / PASS_RATES
     with closing(await asyncio.to_thread(open_index, config)) as index:
         order = measuring_order(config, index)[:MAX_MEASURED]
@@ -104,7 +99,7 @@ async def measured(folder: RunFolder, config: Config, view: View, size: int) -> 
                 counts = await _measure_until(services, index, order, counts, file, view, size)
     found = solved_sometimes(counts, order, size)
     if len(found) < size:
-        raise TooFewProblems(
+        raise Unusable(
             f"the first policy solves {len(found)} of {len(order)} problems sometimes and not always, and the test"
             f" needs {size}: take other problems, another policy, or a larger broker.group_size"
         )
@@ -135,7 +130,19 @@ async def _measure_until(
             ]
 
             async def measure(problems: Sequence[Problem] = problems) -> Evaluation:
-                return await _evaluate(services.config, problems, manifest, view)
+                credentials = channel_credentials(services.config.tls)
+                return await evaluate(
+                    problems,
+                    GenerationClient(services.config.generation.grpc, credentials=credentials),
+                    VerifierClient(
+                        services.config.verifier.grpc, credentials=credentials, token=verifier_token(services.config)
+                    ),
+                    samples=services.config.broker.group_size,
+                    sampling=services.config.generation.sampling.record(Sampling, seed=services.config.run.seed),
+                    manifest=manifest,
+                    progress=lambda done, total: view.progress("pass rates", done, total),
+                    evaluation=False,
+                )
 
             repeated = services.evaluation_retry.call(measure, lambda error: view.say(f"measured again: {error}"))
             evaluation = await while_alive(services, repeated)
@@ -150,20 +157,6 @@ async def admit_nothing(config: Config) -> None:
     """The broker admits no group, so that generation samples only what is measured."""
     async with broker_of(config) as broker:
         await broker.set_mode(RunMode.PAUSED)
-
-
-async def _evaluate(config: Config, problems: Sequence[Problem], manifest: PolicyManifest, view: View) -> Evaluation:
-    credentials = channel_credentials(config.tls)
-    return await evaluate(
-        problems,
-        GenerationClient(config.generation.grpc, credentials=credentials),
-        VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
-        samples=config.broker.group_size,
-        sampling=config.generation.sampling.record(Sampling, seed=config.run.seed),
-        manifest=manifest,
-        progress=lambda done, total: view.progress("pass rates", done, total),
-        evaluation=False,
-    )
 
 
 def _text(counts: dict[str, PassCount]) -> bytes:
@@ -211,7 +204,16 @@ async def run_test(
     with closing(folder):
         result = folder.read_json(RESULT)
         if result is None:
-            names = await _problems(folder, config, test, view)
+            known = folder.read_json(_PROBLEMS)
+            if known is None:
+                if test.pass_rates is not None:
+                    names = await asyncio.to_thread(chosen_from_file, config, test.pass_rates, test.num_problems)
+                else:
+                    names = await _measure(part_config(config, "01-pass-rates", {}, 0), test, view)
+                known = {"problem_ids": names}
+                folder.write_json(_PROBLEMS, known)
+                view.say(f"{len(names)} problems with 0 < pass@{config.broker.group_size} < 1 are chosen")
+            names = tuple(known["problem_ids"])
             training = training_config(config, names)
             await _train(training, view)
             trend = reward_trend(read_rewards(training.run.folder), training.run.total_batches, training.run.seed)
@@ -293,22 +295,12 @@ async def _open(config: Config, test: SmokeTest, *, resume: bool, given: Given) 
     if resume:
         return reopened(wanted.run.folder, given, "--smoke64")
     RunFolder.refuse_existing(wanted.run.folder)
-    folder = RunFolder.create(await checked(wanted))
+    config = await checked(wanted)
+    if test.pass_rates is not None:
+        await asyncio.to_thread(chosen_from_file, config, test.pass_rates, test.num_problems)
+    folder = RunFolder.create(config)
     note_given(folder, given)
     return folder, wanted
-
-
-async def _problems(folder: RunFolder, config: Config, test: SmokeTest, view: View) -> tuple[str, ...]:
-    known = folder.read_json(_PROBLEMS)
-    if known is None:
-        if test.pass_rates is not None:
-            names = await asyncio.to_thread(chosen_from_file, config, test.pass_rates, test.num_problems)
-        else:
-            names = await _measure(part_config(config, "01-pass-rates", {}, 0), test, view)
-        known = {"problem_ids": names}
-        folder.write_json(_PROBLEMS, known)
-        view.say(f"{len(names)} problems with 0 < pass@{config.broker.group_size} < 1 are chosen")
-    return tuple(known["problem_ids"])
 
 
 async def _measure(config: Config, test: SmokeTest, view: View) -> tuple[str, ...]:

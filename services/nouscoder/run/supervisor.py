@@ -93,7 +93,11 @@ class SupervisedProcess:
                 raise CannotRunHere(f"{self.spec.name} cannot run here; {self.last_log_line()}")
             self.num_restarts += 1
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            num_deaths = self._count_death()
+            now_s = self._now_s()
+            self._deaths_s.append(now_s)
+            while self._deaths_s[0] <= now_s - _HOUR_S:
+                self._deaths_s.popleft()
+            num_deaths = len(self._deaths_s)
             if num_deaths > self._max_restarts:
                 raise SupervisionError(
                     f"{self.spec.name} died {num_deaths} times within an hour, last with {how}; {self.last_log_line()}"
@@ -101,14 +105,6 @@ class SupervisedProcess:
             reason = {"reason": self.last_log_line()}
             log.warning("%s died with %s and is started again", self.spec.name, how, extra=reason)
             await asyncio.sleep(self._restart_delay_s)
-
-    def _count_death(self) -> int:
-        """Record a death. Returns the number of deaths in the last hour."""
-        now_s = self._now_s()
-        self._deaths_s.append(now_s)
-        while self._deaths_s[0] <= now_s - _HOUR_S:
-            self._deaths_s.popleft()
-        return len(self._deaths_s)
 
     async def _run_once(self) -> int:
         with self.spec.log_file.open("ab") as output:

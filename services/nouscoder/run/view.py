@@ -100,9 +100,8 @@ def figures(snapshot: Snapshot) -> dict[str, str]:
 
 def plain_progress(phase: str, done: int, total: int, note: str = "") -> str:
     """A phase outside the loop in one line."""
-    count = f"{done}/{total} ({done / total:.0%})" if total else str(done)
-    line = f"{phase} | {count}" + (f" | {one_line(note)}" if note else "")
-    return line.encode("ascii", "backslashreplace").decode()
+    count = f"{done}/{total} ({done / total:.0%})" if total else str(done or "")
+    return " | ".join(filter(None, [phase, count, one_line(note)])).encode("ascii", "backslashreplace").decode()
 
 
 def duration(seconds: float | None) -> str:
@@ -160,7 +159,7 @@ def render(snapshot: Snapshot) -> RenderableType:
 
 def render_progress(phase: str, done: int, total: int, note: str = "") -> RenderableType:
     """The panel of a phase outside the loop."""
-    rows: list[RenderableType] = [_bar_row(f"{done}/{total}" if total else str(done), done, total)]
+    rows: list[RenderableType] = [_bar_row(f"{done}/{total}" if total else str(done or ""), done, total)]
     if note:
         rows.append(Text(one_line(note), style="dim"))
     return _panel(phase, Group(*rows), None)
@@ -319,7 +318,8 @@ class PlainView(View):
 
     def progress(self, phase: str, done: int, total: int, note: str = "") -> None:
         """Print a line at the start and the end of the phase, and at intervals between them."""
-        self._print_when_due((phase, bool(total) and done >= total), plain_progress(phase, done, total, note))
+        key = (phase.partition(" (")[0], bool(total) and done >= total)
+        self._print_when_due(key, plain_progress(phase, done, total, note))
 
     def say(self, text: str) -> None:
         """Print the sentence."""

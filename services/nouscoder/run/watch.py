@@ -33,8 +33,9 @@ from nouscoder.config import Config, GuardsSection
 from nouscoder.domain.guards import BatchFigures, Guard, Thresholds, mismatch_sentence, warnings
 from nouscoder.domain.run_status import RolloutState, RunStatus
 from nouscoder.errors import Unusable
+from nouscoder.retry import Retry
 from nouscoder.rpc.broker_client import PATIENCE_S, BrokerClient
-from nouscoder.rpc.channel import PeerError
+from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
 from nouscoder.rpc.learner_client import LearnerClient, LearnerStatus
 from nouscoder.rpc.metrics_page import read_metrics
@@ -46,6 +47,8 @@ from nouscoder.run.view import ProcessLine, Snapshot
 
 Answer = TypeVar("Answer")
 
+_STARTING = Retry("the start of generation", (PeerUnreachable,), for_s=1800.0, wait_s=0.5, log_after_s=30.0)
+
 
 def broker_of(config: Config, patience_s: float = PATIENCE_S) -> BrokerClient:
     """A client of the run's broker for what only watches: it is refused while the broker serves another run."""
@@ -54,6 +57,14 @@ def broker_of(config: Config, patience_s: float = PATIENCE_S) -> BrokerClient:
 
 
 _WINDOW_S = 10.0
+
+
+async def generation_started(config: Config, show: Callable[[str, int, int], None]) -> None:
+    """Wait until generation answers, and show for how long. Raises PeerError."""
+    begun_s = time.monotonic()
+    async with GenerationClient(config.generation.grpc, 0.0, channel_credentials(config.tls)) as client:
+        phase = "generation is starting ({:.0f} s)"
+        await _STARTING.call(client.status, lambda _: show(phase.format(time.monotonic() - begun_s), 0, 0))
 
 
 class Rate:
@@ -261,7 +272,9 @@ class LearningSignal:
                 f"warning: refused: generation can make no rollout of {status.refused_problems} of"
                 f" {status.num_problems} problems, which are not asked again, such as: {status.refused_reason}"
             )
-        now = _counts(status)
+        in_flight = status.ledger.in_flight
+        kept = status.ledger.trained + in_flight.get(RolloutState.READY, 0) + in_flight.get(RolloutState.TRAINING, 0)
+        now = _Since(kept, status.ledger.filtered, status.rollouts_graded, status.rollouts_accepted)
         since = self._since
         if since is None or now.kept != since.kept:
             self._since, self._warn_at = now, 0
@@ -279,12 +292,6 @@ class LearningSignal:
             return None
         self._warn_at = 2 * filtered
         return f"warning: all_filtered: {sentence}"
-
-
-def _counts(status: RunStatus) -> _Since:
-    in_flight = status.ledger.in_flight
-    kept = status.ledger.trained + in_flight.get(RolloutState.READY, 0) + in_flight.get(RolloutState.TRAINING, 0)
-    return _Since(kept, status.ledger.filtered, status.rollouts_graded, status.rollouts_accepted)
 
 
 def _sentence(since: _Since, now: _Since, filtered: int) -> str:

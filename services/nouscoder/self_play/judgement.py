@@ -137,21 +137,17 @@ def read_proposal(answer: str, bounds: SelfPlaySection) -> Proposal:
     program = extract_code(block) or block.strip("\n")
     if not statement or not program.strip():
         raise ProposalRejected(Rejection.NO_PROPOSAL, "the question or the program is empty")
-    inputs = _inputs(found["inputs"][-1])
-    if max(len(statement), len(program), sum(map(len, inputs))) > bounds.max_chars:
-        raise ProposalRejected(Rejection.TOO_LONG, f"more than {bounds.max_chars} characters")
-    if len(inputs) < bounds.min_inputs:
-        raise ProposalRejected(Rejection.FEW_INPUTS, f"{len(inputs)} different inputs")
-    return Proposal(statement, program, inputs[: bounds.max_inputs])
-
-
-def _inputs(text: str) -> tuple[str, ...]:
-    """The different inputs of a JSON list, each ending with a newline. Raises ProposalRejected."""
+    # The different inputs of a JSON list, each ending with a newline.
     try:
-        values = json.loads(text)
+        values = json.loads(found["inputs"][-1])
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ProposalRejected(Rejection.NO_PROPOSAL, "the inputs are no JSON list of texts")
     texts = (value.encode("utf8", "replace").decode() for value in values)  # JSON can name half of a pair too
-    return tuple(dict.fromkeys(value if value.endswith("\n") else f"{value}\n" for value in texts))
+    inputs = tuple(dict.fromkeys(value if value.endswith("\n") else f"{value}\n" for value in texts))
+    if max(len(statement), len(program), sum(map(len, inputs))) > bounds.max_chars:
+        raise ProposalRejected(Rejection.TOO_LONG, f"more than {bounds.max_chars} characters")
+    if len(inputs) < bounds.min_inputs:
+        raise ProposalRejected(Rejection.FEW_INPUTS, f"{len(inputs)} different inputs")
+    return Proposal(statement, program, inputs[: bounds.max_inputs])

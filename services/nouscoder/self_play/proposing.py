@@ -131,7 +131,14 @@ def train_proposer(config: Config, batch: Batch, to: Path) -> list[dict[str, Any
 
     They are also in proposer.jsonl of the run folder. Raises TrainingError, Unusable and StorageError.
     """
-    config = _training_config(config)
+    # Without what belongs to a run of batches.
+    changes = {
+        "steps_per_batch": config.self_play.proposer_steps,
+        "samples_per_batch": 0,
+        "replay_batches": 0,
+        "reward_model": RewardModelSection(),
+    }
+    config = config.model_copy(update={"learner": config.learner.model_copy(update=changes)})
     files = RunFiles.of(config)
     prepare_thread(config.learner.threads)
     torch.manual_seed(config.run.seed)
@@ -154,14 +161,3 @@ def train_proposer(config: Config, batch: Batch, to: Path) -> list[dict[str, Any
     publisher = PolicyPublisher(files.policies, 1, shard_bytes=config.learner.policy_shard_bytes)
     compose_policy(to, files.policy, Path(publisher.write(staged).folder), link=True)
     return records
-
-
-def _training_config(config: Config) -> Config:
-    """The learner's settings, with the proposer's number of steps, and without what belongs to a run of batches."""
-    changes = {
-        "steps_per_batch": config.self_play.proposer_steps,
-        "samples_per_batch": 0,
-        "replay_batches": 0,
-        "reward_model": RewardModelSection(),
-    }
-    return config.model_copy(update={"learner": config.learner.model_copy(update=changes)})

@@ -67,10 +67,6 @@ _MOST_DRAWN = 200
 _SHINGLE = 5  # words in a row that are compared
 
 
-class NoExample(Unusable):
-    """The training problems have none whose tests are inputs and outputs of a whole program."""
-
-
 @dataclass(frozen=True, slots=True)
 class KnownProblem:
     """A problem of which a proposal takes the rules of grading, the template, and the end of the prompt."""
@@ -116,7 +112,7 @@ class Known:
             self.statements.add(problem.problem_id, problem.prompt)
 
     def example(self, random: Random) -> KnownProblem:
-        """A training problem or one of the pool. Raises NoExample."""
+        """A training problem or one of the pool. Raises Unusable."""
         for _ in range(_MOST_DRAWN):
             name = random.choice(self._drawn_from)
             if name in self._pooled:
@@ -126,7 +122,7 @@ class Known:
             with self._index.tests.opened(found.tests_digest) as tests:
                 if isinstance(tests, StdinTests):
                     return KnownProblem(found.prompt, found.prompt_template, found.rules)
-        raise NoExample(
+        raise Unusable(
             f"{_MOST_DRAWN} problems of the training file have no stdin tests, and self-play proposes whole programs"
         )
 
@@ -170,7 +166,11 @@ class Runs:
         done = count(1)
 
         async def run(given: tuple[Submission, str]) -> dict[str, Any]:
-            return _record(await self._grade(*given))
+            verdict = await self._grade(*given)
+            failure, output = verdict.first_failure, None
+            if verdict.kind is VerdictKind.WRONG_ANSWER and failure is not None and len(failure.output) < CLIP_CHARS:
+                output = failure.output
+            return {"verdict": verdict.kind.value, "output": output}
 
         await fill(self._log, missing.items(), _AT_ONCE, run, lambda more: progress(next(done), len(missing)))
 
@@ -182,13 +182,6 @@ class Runs:
     def is_accepted(self, submission: Submission) -> bool:
         """Whether all tests passed. Raises KeyError before it was made."""
         return bool(self._log.get(result_key(submission))["verdict"] == VerdictKind.ACCEPTED.value)
-
-
-def _record(verdict: Verdict) -> dict[str, Any]:
-    failure, output = verdict.first_failure, None
-    if verdict.kind is VerdictKind.WRONG_ANSWER and failure is not None and len(failure.output) < CLIP_CHARS:
-        output = failure.output
-    return {"verdict": verdict.kind.value, "output": output}
 
 
 # Samples tasks, and gives each rollout to its second argument when it ends.
@@ -307,7 +300,7 @@ class Round:
     _accepted: dict[str, Problem] = field(default_factory=dict)
 
     def tasks(self) -> list[tuple[Task, KnownProblem]]:
-        """The proposer's tasks in order, group after group. Those of a group have one prompt. Raises NoExample."""
+        """The proposer's tasks in order, group after group. Those of a group have one prompt. Raises Unusable."""
         settings, size = self.config.self_play, self.config.broker.group_size
         found = []
         for group in range(settings.proposals // size):

@@ -350,10 +350,18 @@ async def _round(config: Config, number: int, policy: Path, view: View) -> Path:
     training = part_config(config, number, TRAIN, config.run.total_batches // config.self_play.rounds, **inputs)
     view.say(f"round {number} of {config.self_play.rounds}: training")
     if not (training.run.folder / "summary.json").exists():
-        await _train(training, view)
+        begun = (training.run.folder / "config.toml").exists()
+        opened = await deployment(training).open_folder(training, begun, NOTHING_GIVEN)
+        folder, recorded = opened.folder, opened.config
+        try:
+            await run_loop(folder, recorded, view, time.monotonic())
+        finally:
+            folder.close()
     weights = weights_folder(training, newest_version(training))
     first = training.in_run_folder(training.policy.path)
-    await asyncio.to_thread(compose_policy, after, first, weights, prompt=trained_prompt(training), link=True)
+    await asyncio.to_thread(
+        compose_policy, after, first, weights, prompt=trained_prompt(training), trained=training.run.folder, link=True
+    )
     return after
 
 
@@ -387,14 +395,3 @@ def _after_proposing(config: Config, number: int, proposing: Config) -> dict[str
     with closing(open_index(config)) as index:
         write_problems(config, number, index)
     return {"policy": policy, "train": folder / PROBLEMS}
-
-
-async def _train(config: Config, view: View) -> None:
-    """Run the training, or what is left of it."""
-    begun = (config.run.folder / "config.toml").exists()
-    opened = await deployment(config).open_folder(config, begun, NOTHING_GIVEN)
-    folder, recorded = opened.folder, opened.config
-    try:
-        await run_loop(folder, recorded, view, time.monotonic())
-    finally:
-        folder.close()

@@ -21,6 +21,7 @@ class Dropped(StrEnum):
     WRONG = "wrong"
     TOO_LONG = "too_long"
     OVER_LIMIT = "over_limit"  # its problem has enough others
+    UNFINISHED = "unfinished"  # its answer was cut off, so it has no end to learn
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,15 @@ class ExampleCandidate:
     """What the choice of an example depends on.
 
     `key` is a digest of its tokens. `problem_id` may be empty: then the example is a problem of its own. `accepted` is
-    whether its answer passed all tests; None when nobody has graded it, which counts as right.
+    whether its answer passed all tests; None when nobody has graded it, which counts as right. `text` is the digest of
+    its problem's text, empty when that is not known. One without tokens was cut off.
     """
 
     key: str
     problem_id: str
     accepted: bool | None
     num_tokens: int
+    text: str = ""
 
     @property
     def problem(self) -> str:
@@ -50,7 +53,10 @@ def choose(
     Klear-Reasoner (arXiv 2508.07629, section on data quality) finds that wrong answers do harm for easy problems and
     help for hard ones. No example is longer than `settings.max_tokens` (0: any).
     """
-    rates = _pass_rates(candidates)
+    # The share of accepted answers among the graded ones of each problem.
+    graded: Counter[str] = Counter(one.problem for one in candidates if one.accepted is not None)
+    passed: Counter[str] = Counter(one.problem for one in candidates if one.accepted)
+    rates = {problem: passed[problem] / count for problem, count in graded.items()}
     dropped: Counter[Dropped] = Counter()
     of_problem: dict[str, list[int]] = {}
     seen: set[str] = set()
@@ -64,16 +70,9 @@ def choose(
     chosen: list[int] = []
     for numbers in of_problem.values():
         limit = settings.max_per_problem or len(numbers)
-        chosen += sorted(numbers, key=lambda number: _rank(seed, candidates[number].key))[:limit]
+        chosen += sorted(numbers, key=lambda number: _digest(f"{seed}/{candidates[number].key}"))[:limit]
         dropped[Dropped.OVER_LIMIT] += max(0, len(numbers) - limit)
     return sorted(chosen), +dropped
-
-
-def _pass_rates(candidates: Sequence[ExampleCandidate]) -> dict[str, float]:
-    """The share of accepted answers among the graded ones of each problem."""
-    graded: Counter[str] = Counter(one.problem for one in candidates if one.accepted is not None)
-    passed: Counter[str] = Counter(one.problem for one in candidates if one.accepted)
-    return {problem: passed[problem] / count for problem, count in graded.items()}
 
 
 def _fault(
@@ -81,6 +80,8 @@ def _fault(
 ) -> Dropped | None:
     if candidate.accepted is False and rates[candidate.problem] >= settings.wrong_below:
         return Dropped.WRONG
+    if not candidate.num_tokens:
+        return Dropped.UNFINISHED
     if settings.max_tokens and candidate.num_tokens > settings.max_tokens:
         return Dropped.TOO_LONG
     return Dropped.REPEATED if candidate.key in seen else None
@@ -122,10 +123,6 @@ def _shuffled(num_examples: int, seed: int, epoch: int) -> tuple[int, ...]:
     order = list(range(num_examples))
     Random(f"{seed}/epoch/{epoch}").shuffle(order)
     return tuple(order)
-
-
-def _rank(seed: int, key: str) -> bytes:
-    return _digest(f"{seed}/{key}")
 
 
 def _digest(text: str) -> bytes:

@@ -34,10 +34,6 @@ _STATEMENTS: dict[str, Callable[[Row], str]] = {
 _ELSEWHERE = "-"
 
 
-class CannotImportExamples(Unusable):
-    """The import cannot begin. The message names what is wrong."""
-
-
 @dataclass(frozen=True, slots=True)
 class ImportedExamples:
     """The result. `rejected` counts the rows by reason."""
@@ -56,7 +52,7 @@ class ImportedExamples:
 def import_examples(files: Sequence[str], out: Path, questions: Sequence[str] = ()) -> ImportedExamples:
     """Write the examples of these files. `questions` are texts such as taco/train=FILE. Raises Unusable."""
     if out.exists():
-        raise CannotImportExamples(f"{out} exists already: give another --out, or delete it")
+        raise Unusable(f"{out} exists already: give another --out, or delete it")
     known = _questions(questions)
     counts: Counter[Reason] = Counter()
     num_examples = 0
@@ -72,7 +68,7 @@ def import_examples(files: Sequence[str], out: Path, questions: Sequence[str] = 
                     counts[error.reason] += 1
         if not num_examples:
             why = ", ".join(f"{count} {reason.value}" for reason, count in counts.items())
-            raise CannotImportExamples(f"no row is an example ({why or 'there is no row'})")
+            raise Unusable(f"no row is an example ({why or 'there is no row'})")
         temporary.replace(out)
     return ImportedExamples(str(out), num_examples, {reason.value: count for reason, count in counts.items()})
 
@@ -90,7 +86,7 @@ def _questions(given: Sequence[str]) -> dict[tuple[str, str, int], str]:
         dataset, _, split = name.rpartition("/")
         if dataset not in _STATEMENTS or not place:
             form = "DATASET/SPLIT=FILE, such as taco/train=taco.parquet"
-            raise CannotImportExamples(
+            raise Unusable(
                 f"--questions {one:.100} is not {form}{did_you_mean(dataset, _STATEMENTS)}"
                 f" (known data sets: {', '.join(_STATEMENTS)})"
             )

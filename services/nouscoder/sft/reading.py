@@ -48,6 +48,7 @@ from nouscoder.config.generation import EnvironmentSection
 from nouscoder.data.importers.rows import file_rows
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.prompt import PromptSettings, rendered_mark
+from nouscoder.domain.reasoning import parted
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, concatenated, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -59,6 +60,7 @@ from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.chat_template import ChatMessage
 from nouscoder.policy_folder.finished_chat import FinishedChats, unmarked
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
+from nouscoder.policy_folder.trained_on import digest_of
 from nouscoder.sft.choice import ExampleCandidate, choose, is_held_out
 
 # Records, and the examples that they are.
@@ -120,8 +122,15 @@ class Record(Body):
     tools: list[Any] | str = Field([])
     completion: str | list[Turn] = ""
     program: str = ""
+    finish_reason: str = ""
     accepted: bool | None = None
     verdict: VerdictKind | None = Field(None, strict=False)
+
+    @property
+    def text_digest(self) -> str:
+        """The digest of its problem: the prompt, or the first message of a user."""
+        asked = (str(one.message()["content"]) for one in self.messages if one.role == "user")
+        return digest_of(self.prompt or next(asked, ""), self.starter_code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,12 @@ class Example:
     record: Record
     turns: tuple[Turn, ...]
     accepted: bool | None
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the answer was cut off: its record says so, or it is wrong and ends inside its reasoning."""
+        is_open = self.accepted is False and bool(self.turns) and parted(self.turns[-1].text)[1] is None
+        return is_open or self.record.finish_reason == FinishReason.LENGTH
 
 
 def example_of(record: Any) -> Example:
@@ -376,11 +391,12 @@ class ExamplesUnusable(Unusable):
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The examples of a fine-tuning. `dropped` counts those that were not chosen, by reason."""
+    """The examples. `dropped` counts others by reason; `problems` are those of `train`, with digests of their texts."""
 
     train: tuple[Rollout, ...]
     validation: tuple[Rollout, ...] = ()
     dropped: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -409,34 +425,46 @@ def read_examples(
     if not train:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "there is none"
         raise ExamplesUnusable(f"sft.train: no example is left to train on ({reasons})")
-    return Examples(train, validation, {reason.value: count for reason, count in dropped.items()})
+    problems = {candidates[number].problem: candidates[number].text for number in numbers if number not in held_out}
+    return Examples(train, validation, {reason.value: count for reason, count in dropped.items()}, problems)
+
+
+# An example, None for one that cannot be taught, and what its choice depends on.
+_Read = tuple[Rollout | None, ExampleCandidate]
 
 
 def _read(
     paths: Sequence[Path], encoder: Encoder, vocabulary_size: int
-) -> tuple[list[Rollout], list[ExampleCandidate]]:
-    rollouts: list[Rollout] = []
+) -> tuple[dict[int, Rollout], list[ExampleCandidate]]:
+    rollouts: dict[int, Rollout] = {}
     candidates: list[ExampleCandidate] = []
     for path in paths:
-        for rollout, accepted in _from_run(path, vocabulary_size) if path.is_dir() else _from_file(path, encoder):
-            rollouts.append(rollout)
-            size = len(rollout.token_ids)
-            candidates.append(ExampleCandidate(key_of(rollout), rollout.problem_id, accepted, size))
+        for rollout, candidate in _from_run(path, vocabulary_size) if path.is_dir() else _from_file(path, encoder):
+            if rollout is not None:
+                rollouts[len(candidates)] = rollout
+            candidates.append(candidate)
     return rollouts, candidates
 
 
-def _from_file(path: Path, encoder: Encoder) -> Iterator[tuple[Rollout, bool | None]]:
+def _from_file(path: Path, encoder: Encoder) -> Iterator[_Read]:
     for row in file_rows(path, 0):
         try:
             if row.fault:
                 raise BadExample(row.fault)
             example = example_of(row.value)
-            yield from ((rollout, example.accepted) for rollout in encoder.encode_all(example))
+            record = example.record
+            for rollout in [None] if example.is_unfinished else encoder.encode_all(example):
+                yield _candidate(rollout, record.problem_id, example.accepted, record.text_digest)
         except BadExample as error:
             raise ExamplesUnusable(f"{path}, record {row.number}: {error}") from None
 
 
-def _from_run(path: Path, vocabulary_size: int) -> Iterator[tuple[Rollout, bool | None]]:
+def _candidate(rollout: Rollout | None, problem_id: str, accepted: bool | None, text: str = "") -> _Read:
+    key, size = (key_of(rollout), len(rollout.token_ids)) if rollout is not None else ("", 0)
+    return rollout, ExampleCandidate(key, problem_id, accepted, size, text)
+
+
+def _from_run(path: Path, vocabulary_size: int) -> Iterator[_Read]:
     saved = SavedBatches(path / _BATCHES, 1)
     if not saved.numbers():
         raise ExamplesUnusable(f"{path} is not a run folder with saved batches: it has no {_BATCHES}/*.batch")
@@ -444,7 +472,8 @@ def _from_run(path: Path, vocabulary_size: int) -> Iterator[tuple[Rollout, bool 
         for graded in saved.load(number).rollouts:
             if max(graded.rollout.token_ids) >= vocabulary_size:
                 raise ExamplesUnusable(f"{path} is a run of a policy with another vocabulary than the one to train")
-            yield again(graded.rollout), graded.verdict.kind is VerdictKind.ACCEPTED
+            rollout, is_right = again(graded.rollout), graded.verdict.kind is VerdictKind.ACCEPTED
+            yield _candidate(rollout, rollout.problem_id, is_right)
 
 
 def key_of(rollout: Rollout) -> str:

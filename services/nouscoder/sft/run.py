@@ -28,10 +28,11 @@ from nouscoder.learner.state.run_log import Line
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.prompt_file import prompt_lines, trained_prompt
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
-from nouscoder.progress_bar import Advance, progress_bar
+from nouscoder.progress_bar import progress_bar
 from nouscoder.run.asked_of_models import adapter_lines
 from nouscoder.run.export import LIMITS, base_model, heading, prompt_section, table
 from nouscoder.run.folder import RunChanged, RunFolder, RunFolderError
+from nouscoder.run.held_out import note_trained_on, taught_lines
 from nouscoder.run.preflight import checked_fine_tuning
 from nouscoder.run.resume import Resumed, note_given, resumed, take
 from nouscoder.sft.choice import EpochOrder
@@ -140,13 +141,16 @@ def fine_tune(
             else:
                 _take(folder, earlier, given, order, say)
             said = prompt_lines(config.generation.environment, config.in_run_folder(config.policy.path))
-            for line in [*said, *leak_lines(examples), *adapter_lines(config)]:
+            leaks = [*leak_lines(examples), *taught_lines(config, examples.problems)]
+            note_trained_on(folder.path, config, examples.problems)
+            for line in [*said, *leaks, *adapter_lines(config)]:
                 say(line)
         ranks.gather("the run folder is open")
         config = training_config(config, order.num_steps)
         training = _trained(config, examples, order, ranks)
         place = Path(config.sft.out) if config.sft.out else config.run.folder / "model"
-        lines = _lines(config.run.folder / METRICS_FILE) if ranks.rank == 0 else []
+        texts = (config.run.folder / METRICS_FILE).read_text(encoding="utf8").splitlines() if ranks.rank == 0 else ()
+        lines = [json.loads(text) for text in texts]
         training.write_policy(place, fine_tuning_card(config, examples, lines) if lines else "")
         if ranks.rank:
             return None
@@ -167,7 +171,10 @@ def _trained(config: Config, examples: Examples, order: EpochOrder, ranks: Ranks
     """The training after its last step."""
     with progress_bar("fine-tuning", order.num_steps) as advance:
         batches = [[examples.train[number] for number in order.at(step)] for step in range(order.num_steps)]
-        training = SupervisedTraining(config, batches, examples.validation, ranks, _shown(advance))
+        training = SupervisedTraining(
+            *(config, batches, examples.validation, ranks),
+            lambda line: advance(1, f"loss {line['loss']:.4f}") if "loss" in line else None,
+        )
         advance(training.step)
         with _stopping(training.interrupt):
             training.run()
@@ -226,14 +233,6 @@ def _keep(folder: RunFolder, examples: Examples, order: EpochOrder) -> None:
         )
 
 
-def _shown(advance: Advance) -> Callable[[Line], None]:
-    def show(line: Line) -> None:
-        if "loss" in line:
-            advance(1, f"loss {line['loss']:.4f}")
-
-    return show
-
-
 @contextmanager
 def _stopping(interrupt: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and SIGINT end the training after the step at hand. Raises ValueError outside of the main thread."""
@@ -244,10 +243,6 @@ def _stopping(interrupt: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _lines(file: Path) -> list[Line]:
-    return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
 
 
 def _summary(config: Config, examples: Examples, lines: list[Line], place: Path) -> dict[str, Any]:

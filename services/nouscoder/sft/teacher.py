@@ -9,6 +9,7 @@ with whether it was accepted; sft.wrong_below chooses among them later. Sampling
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -24,7 +25,9 @@ from nouscoder.errors import Unusable
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.problems import EvaluatedProblem, read_evaluated
 from nouscoder.evaluation.samples import TRUNCATED, answer_of, answer_text, server_jobs, verdict_key
+from nouscoder.policy_folder.trained_on import digest_of
 from nouscoder.record_log import RecordLog
+from nouscoder.run.held_out import taught_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ def sample_teacher(request: EvaluationRequest, config: Config) -> TeacherSamples
     if request.out.exists() and not folder.exists():
         raise Unusable(f"{request.out} exists already, and no sampling made it: give another --out")
     request = replace(request, out=folder, profiles=())
+    with closing(open_index_of(request.problems)) as index:
+        asked = {name: digest_of(text.prompt, text.starter_code) for name, text in index.texts().items()}
+    sys.stderr.writelines(f"{line}\n" for line in taught_lines(config, asked))
     evaluate(request, config)
     records = list(_examples(request))
     out = folder.with_name(folder.name.removesuffix(".samples"))
@@ -78,8 +84,9 @@ def _examples(request: EvaluationRequest) -> Iterator[dict[str, Any]]:
             is_right = verdicts.get(key)["verdict"] == VerdictKind.ACCEPTED.value
             completion = _completion(sample)
             if completion:
-                accepted = is_right and sample["finish_reason"] != TRUNCATED
-                yield {**_prompt(job.problem), "completion": completion, "accepted": accepted}
+                end = sample["finish_reason"]
+                accepted = is_right and end != TRUNCATED
+                yield {**_prompt(job.problem), "completion": completion, "finish_reason": end, "accepted": accepted}
 
 
 def _prompt(problem: EvaluatedProblem) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from nouscoder.learner.model.weights import stored_dtypes
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms
 from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
-from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, Progress, begin_part
+from nouscoder.learner.state.checkpoint import CheckpointStore, Progress, begin_part
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import Line, LineFile
 from nouscoder.learner.trainer import TrainingInterrupted
@@ -104,7 +104,9 @@ class SupervisedTraining:
         prepare_thread(config.learner.threads)
         torch.manual_seed(config.run.seed)
         with naming_lost_ranks(self._ranks.patience_s):
-            checkpoint = self._newest()
+            found = self._store.newest() if self._is_first else None
+            step = self._ranks.gather(0 if found is None else found.progress.step)[0]
+            checkpoint = found if self._is_first or not step else self._store.at_step(step)
             self.trainer = trainer_at(config, checkpoint, self._ranks, Supervised())
         self._progress = Progress() if checkpoint is None else checkpoint.progress
         self._saved_step = self._progress.step
@@ -128,8 +130,9 @@ class SupervisedTraining:
     def run(self) -> None:
         """Train all steps that are left. Raises Stopped, TrainingError, StorageError and RankLost."""
         with naming_lost_ranks(self._ranks.patience_s):
-            if not self.step:
-                self._validate_first()
+            if not self.step and self._validation:
+                loss = self.trainer.mean_loss(self._validation)
+                self._write({"step": 0, "validation_loss": loss, "time": time.time()})
             while self.step < len(self._batches):
                 try:
                     self._train_step()
@@ -147,17 +150,12 @@ class SupervisedTraining:
         if self._is_first:
             publisher = PolicyPublisher(self._files.policies, 1, shard_bytes=learner.policy_shard_bytes)
             weights = Path(publisher.write(staged).folder)
-            compose_policy(to, first, weights, prompt=trained_prompt(self._config), card=card, link=True)
+            prompt, run = trained_prompt(self._config), self._config.run.folder
+            compose_policy(to, first, weights, prompt=prompt, card=card, trained=run, link=True)
 
     @property
     def _is_first(self) -> bool:
         return self._ranks.rank == 0
-
-    def _newest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint that rank 0 finds."""
-        found = self._store.newest() if self._is_first else None
-        step = self._ranks.gather(0 if found is None else found.progress.step)[0]
-        return found if self._is_first or not step else self._store.at_step(step)
 
     def _train_step(self) -> None:
         examples = self._batches[self.step]
@@ -180,11 +178,6 @@ class SupervisedTraining:
         if self._validation and (is_last or step.step % self._config.sft.validate_every_steps == 0):
             line["validation_loss"] = self.trainer.mean_loss(self._validation)
         self._write(line)
-
-    def _validate_first(self) -> None:
-        if self._validation:
-            loss = self.trainer.mean_loss(self._validation)
-            self._write({"step": 0, "validation_loss": loss, "time": time.time()})
 
     def _write(self, line: Line) -> None:
         if self._is_first:

@@ -40,10 +40,6 @@ class BlobsUnavailable(NousCoderError):
     exit_code = ExitCode.UNAVAILABLE
 
 
-class BlobsUnusable(Unusable):
-    """The configured store cannot be used; the message names it."""
-
-
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
     """A blob in the store. `modified_s` is the time of its last `put`, in seconds since 1970."""
@@ -82,7 +78,7 @@ def open_blobs(place: str, *, bulk: bool = False) -> Blobs:
     """The store at `place`: a URL such as s3://bucket/prefix (or memory:///), else a folder.
 
     With `bulk` a blob survives a power failure only after `sync`; this is much faster for many blobs. Raises
-    BlobsUnusable.
+    Unusable.
     """
     if "://" not in place:
         return FolderBlobs(Path(place), bulk=bulk)
@@ -92,7 +88,7 @@ def open_blobs(place: str, *, bulk: bool = False) -> Blobs:
     try:
         return ObjectBlobs(from_url(place))
     except (BaseError, ValueError) as error:
-        raise BlobsUnusable(f"{place} is no store of files: {error}") from error
+        raise Unusable(f"{place} is no store of files: {error}") from error
 
 
 def _checked(name: str) -> str:

@@ -63,7 +63,17 @@ class FolderRecords:
 
         def write() -> None:
             for name, record in records.items():
-                self._put(name, record)
+                path = self._path(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part = path.with_name(f".{name}.{secrets.token_hex(4)}")
+                try:
+                    with part.open("wb") as output:
+                        output.write(record)
+                        output.flush()
+                        os.fsync(output.fileno())
+                    part.rename(path)
+                finally:
+                    part.unlink(missing_ok=True)
 
         await self._in_thread(f"write records {', '.join(records)}", write)
 
@@ -82,19 +92,6 @@ class FolderRecords:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{zlib.crc32(name.encode()) % _NUM_FOLDERS:02x}" / name
-
-    def _put(self, name: str, record: bytes) -> None:
-        path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{name}.{secrets.token_hex(4)}")
-        try:
-            with part.open("wb") as output:
-                output.write(record)
-                output.flush()
-                os.fsync(output.fileno())
-            part.rename(path)
-        finally:
-            part.unlink(missing_ok=True)
 
     def _read(self, part: ByteRange) -> bytes:
         try:

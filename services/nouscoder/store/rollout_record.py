@@ -176,7 +176,13 @@ def encode_rollout(rollout: Rollout) -> tuple[RolloutHeader, bytes]:
     expect_little_endian()
     own_reward = [] if rollout.own_reward is None else [rollout.own_reward]
     ids = json.dumps([rollout.rollout_id, rollout.group_id, rollout.problem_id, *own_reward]).encode()
-    text = _encode_text(rollout.text)
+    plain = rollout.text.encode("utf8", "surrogatepass")
+    compressed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(plain)
+    pays = len(compressed) < _WORTH * len(plain)
+    section = bytearray(_TEXT_HEADER.pack(_ZSTD if pays else _PLAIN, 0, len(plain)))
+    section += compressed if pays else plain
+    section[_TEXT_CHECKSUM] = checksum(section, _TEXT_CHECKSUM)
+    text = bytes(section)
     sections = [*token_sections(rollout), ids, *_encode_experts(rollout.experts), text]
     size = _HEADER.size + padded_size(sections)
     sampling = rollout.sampling
@@ -289,16 +295,6 @@ def _header_of(rollout: Rollout, record_bytes: int, text_bytes: int) -> RolloutH
         has_thinking=has_thinking(rollout.text),
         own_reward=rollout.own_reward,
     )
-
-
-def _encode_text(text: str) -> bytes:
-    plain = text.encode("utf8", "surrogatepass")
-    compressed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(plain)
-    pays = len(compressed) < _WORTH * len(plain)
-    section = bytearray(_TEXT_HEADER.pack(_ZSTD if pays else _PLAIN, 0, len(plain)))
-    section += compressed if pays else plain
-    section[_TEXT_CHECKSUM] = checksum(section, _TEXT_CHECKSUM)
-    return bytes(section)
 
 
 def _checked_header(view: memoryview) -> tuple[int, ...]:

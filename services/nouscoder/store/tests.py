@@ -162,24 +162,29 @@ class TestsTooLarge(NousCoderError):
     __test__ = False  # not a pytest class
 
 
-class CacheUnusable(Unusable):
-    """The cache's folder cannot be used; the message names it."""
-
-
 class TestsCache:
     """Use from one event loop. Each process has a folder of its own in `folder`."""
 
     __test__ = False  # not a pytest class
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Raises CacheUnusable."""
+        """Raises Unusable."""
         self._max_bytes = max_bytes
         self._folder, self._lock = _own_folder(folder)
         self._sizes: OrderedDict[str, int] = OrderedDict()  # by file name, the least recently used first
         self.num_bytes = 0  # of all files
         self._checked: set[str] = set()
         self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._load()
+        found = []
+        for path in self._folder.iterdir():
+            if path.name.startswith(_PART):
+                path.unlink(missing_ok=True)
+            elif len(path.name) == 64:
+                stat = path.stat()
+                found.append((stat.st_mtime, path.name, stat.st_size))
+        for _, name, size in sorted(found):
+            self._sizes[name] = size
+            self.num_bytes += size
         self._make_room(0)
 
     def close(self) -> None:
@@ -204,7 +209,11 @@ class TestsCache:
     async def _open(self, name: str, digest: str, source: TestsSource) -> CaseFile:
         for _ in range(2):
             if name not in self._sizes:
-                await self._fetch_once(name, digest, source)
+                task = self._fetching.get(name)
+                if task is None:
+                    task = self._fetching[name] = asyncio.create_task(self._fetch(name, digest, source))
+                    task.add_done_callback(lambda done: self._fetched(name, done))
+                await asyncio.shield(task)  # a caller that is cancelled does not stop the fetch for the others
             try:
                 file = CaseFile(self._folder / name, is_own=True)
             except (OSError, CaseFileBroken) as error:
@@ -227,13 +236,6 @@ class TestsCache:
                     os.utime(self._folder / name)
             return file
         raise CaseFileBroken(f"the tests {digest} cannot be fetched undamaged")
-
-    async def _fetch_once(self, name: str, digest: str, source: TestsSource) -> None:
-        task = self._fetching.get(name)
-        if task is None:
-            task = self._fetching[name] = asyncio.create_task(self._fetch(name, digest, source))
-            task.add_done_callback(lambda done: self._fetched(name, done))
-        await asyncio.shield(task)  # a caller that is cancelled does not stop the fetch for the others
 
     def _fetched(self, name: str, task: asyncio.Task[None]) -> None:
         self._fetching.pop(name, None)
@@ -277,18 +279,6 @@ class TestsCache:
         self._checked.discard(name)
         (self._folder / name).unlink(missing_ok=True)
 
-    def _load(self) -> None:
-        found = []
-        for path in self._folder.iterdir():
-            if path.name.startswith(_PART):
-                path.unlink(missing_ok=True)
-            elif len(path.name) == 64:
-                stat = path.stat()
-                found.append((stat.st_mtime, path.name, stat.st_size))
-        for _, name, size in sorted(found):
-            self._sizes[name] = size
-            self.num_bytes += size
-
 
 def _own_folder(folder: Path) -> tuple[Path, int]:
     """A folder that no other process uses, and the lock on it. A folder of another user is passed over."""
@@ -301,10 +291,10 @@ def _own_folder(folder: Path) -> tuple[Path, int]:
             log.warning("a folder of the cache of tests is not used", extra={"reason": str(error)})
             continue
         except OSError as error:
-            raise CacheUnusable(f"{own} cannot be used as a cache of tests: {error.strerror}") from error
+            raise Unusable(f"{own} cannot be used as a cache of tests: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return own, lock
         except OSError:
             os.close(lock)
-    raise CacheUnusable(f"{folder} is used by {_MAX_PROCESSES} processes or by other users already")
+    raise Unusable(f"{folder} is used by {_MAX_PROCESSES} processes or by other users already")

@@ -820,6 +820,7 @@ class ProblemStatistics(_message.Message):
     SOLVED_IN_ROW_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    NO_CODE_FIELD_NUMBER: _builtins.int
     problem_id: _builtins.str
     """Id of the problem."""
     groups: _builtins.int
@@ -834,6 +835,8 @@ class ProblemStatistics(_message.Message):
     """The last groups in a row that reached broker.curriculum.retire_pass_rate."""
     place: _builtins.int
     """Place in the curriculum of the latest group; -1 if none had one."""
+    no_code: _builtins.int
+    """Rollouts without code."""
     @_builtins.property
     def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupOutcome]:
         """The last groups, the newest at the end."""
@@ -849,10 +852,11 @@ class ProblemStatistics(_message.Message):
         solved_in_row: _builtins.int = ...,
         place: _builtins.int = ...,
         history: _abc.Iterable[Global___GroupOutcome] | None = ...,
+        no_code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "filtered", b"filtered", "groups", b"groups", "history", b"history", "place", b"place", "problem_id", b"problem_id", "sampled", b"sampled", "solved_in_row", b"solved_in_row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "filtered", b"filtered", "groups", b"groups", "history", b"history", "no_code", b"no_code", "place", b"place", "problem_id", b"problem_id", "sampled", b"sampled", "solved_in_row", b"solved_in_row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

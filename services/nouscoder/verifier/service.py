@@ -89,8 +89,20 @@ class Parts:
         self.audit = AuditLog(Path(section.audit_log), section.audit_source) if section.audit_log else None
         if self.audit is not None:
             stack.callback(self.audit.close)
-        self.client_tests = _client_tests(section, self.cache)
-        self.grader = self._grader(metrics, quotas)
+        place = section.tests.store or str(private_folder(section.tests.folder / "stored"))
+        if "://" not in place:
+            with suppress(OSError):  # said when tests are stored
+                Path(place).mkdir(PRIVATE, parents=True, exist_ok=True)
+                refuse_foreign(Path(place))
+        self.client_tests = ClientTests(open_blobs(place), self.cache, section.tests)
+        # What a submission passes, from the last to the first: cache, quotas, audit, stored tests.
+        grader = traced_grader(self.core, self.tracing)
+        if self.section.cache_entries:
+            grader = CachedGrader(grader, metrics, self.section.cache_entries)
+        grader = QuotaGrader(grader, quotas)
+        if self.audit is not None:
+            grader = AuditedGrader(grader, self.audit)
+        self.grader = StoredTestsGrader(grader, self.client_tests)
         self.runner = CodeRunner(self.core, quotas, self.audit)
         is_divided = section.max_bodies_bytes >= 2 * BODIES_OF_MANY * section.max_body_bytes
         self.budget = MemoryBudget(section.max_bodies_bytes, is_divided=is_divided)
@@ -99,16 +111,6 @@ class Parts:
         if section.tools.sessions:
             num_slots = self.core.num_slots
             self.tools = ToolSessions(sandbox, num_slots, run_lock, quotas, metrics, section.tools, self.audit)
-
-    def _grader(self, metrics: VerifierMetrics, quotas: Quotas) -> Grading:
-        """`core` behind what a submission passes, from the last to the first: cache, quotas, audit, stored tests."""
-        grader = traced_grader(self.core, self.tracing)
-        if self.section.cache_entries:
-            grader = CachedGrader(grader, metrics, self.section.cache_entries)
-        grader = QuotaGrader(grader, quotas)
-        if self.audit is not None:
-            grader = AuditedGrader(grader, self.audit)
-        return StoredTestsGrader(grader, self.client_tests)
 
     @property
     def isolation(self) -> tuple[str, ...]:
@@ -185,7 +187,9 @@ async def serve(
             log.info("serving", extra={"not_served": section.not_served(with_broker)})
         else:
             share.ready()
-        _keep_what_is_loaded()
+        # Full collections would look at all that exists now, for a tenth of a second.
+        gc.collect()
+        gc.freeze()
         workers = _workers(config, parts.grader, parts.cache, with_broker)
         await run_until_stopped(stop, *parts.background(), *workers)
 
@@ -195,40 +199,18 @@ async def _build(section: VerifierSection, share: Share | None, stack: AsyncExit
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
     metrics.scraped.threads = lambda: {"body": bodies.thread.waits, "test": judge.thread.waits}
-    sandbox = await _start_sandbox(section, metrics, stack)
-    parts = Parts(section, share, sandbox, registry, metrics, stack)
-    parts.jobs = await stack.enter_async_context(
-        open_jobs(section.jobs, parts.grader, parts.budget, section.max_body_bytes)
-    )
-    parts.problems = await stack.enter_async_context(open_problem_set(section.problems, parts.grader, parts.cache))
-    return parts
-
-
-def _keep_what_is_loaded() -> None:
-    """Full collections ignore what exists now. They would look at all of it, for a tenth of a second."""
-    gc.collect()
-    gc.freeze()
-
-
-async def _start_sandbox(section: VerifierSection, metrics: VerifierMetrics, stack: AsyncExitStack) -> SpillOverSandbox:
-    """The backends, whose runners and uses `metrics` shows. Raises SandboxUnavailable."""
     sandbox = open_backends(section)
     stack.push_async_callback(sandbox.close)
     scraped = metrics.scraped
     scraped.runners, scraped.replacements = lambda: sandbox.runners, lambda: sandbox.replacements
     scraped.backends = lambda: sandbox.uses
     await sandbox.start()
-    return sandbox
-
-
-def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
-    """The tests that clients store."""
-    place = section.tests.store or str(private_folder(section.tests.folder / "stored"))
-    if "://" not in place:
-        with suppress(OSError):  # said when tests are stored
-            Path(place).mkdir(PRIVATE, parents=True, exist_ok=True)
-            refuse_foreign(Path(place))
-    return ClientTests(open_blobs(place), cache, section.tests)
+    parts = Parts(section, share, sandbox, registry, metrics, stack)
+    parts.jobs = await stack.enter_async_context(
+        open_jobs(section.jobs, parts.grader, parts.budget, section.max_body_bytes)
+    )
+    parts.problems = await stack.enter_async_context(open_problem_set(section.problems, parts.grader, parts.cache))
+    return parts
 
 
 def web_sockets(section: VerifierSection) -> WebSockets | None:

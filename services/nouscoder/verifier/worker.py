@@ -44,7 +44,7 @@ OpenTests = Callable[[str], AbstractAsyncContextManager[Tests]]
 async def grade_rollouts(
     config: Config, grader: Grading, cache: TestsCache, credentials: ChannelTls | None = None
 ) -> None:
-    """Grade the rollouts of this run's broker until cancelled. Raises BlobsUnusable."""
+    """Grade the rollouts of this run's broker until cancelled. Raises Unusable."""
     store = TestStore(open_blobs(config.problems.tests)) if config.problems.tests else None
     with held_worker_id("verifier", config.run.name) as worker_id:
         client = BrokerClient(config.broker.grpc, worker_id, config.run.peer_patience_s, credentials=credentials)
@@ -97,19 +97,16 @@ class GradingWorker:
                     while True:
                         await self._lease(group)
             finally:
-                await self._stop()
-
-    async def _stop(self) -> None:
-        try:
-            async with asyncio.timeout(_STOP_LIMIT_S):
-                if self._graded:
-                    await self._submit_all(self._graded)
-                await self._broker.release_leases()
-            log.info("leases given back")
-        except (TimeoutError, PeerError) as error:
-            log.warning("leases not released, they will expire", extra={"detail": str(error)})
-        for lease_id in list(self._in_hand):
-            self._keeper.drop(lease_id)
+                try:
+                    async with asyncio.timeout(_STOP_LIMIT_S):
+                        if self._graded:
+                            await self._submit_all(self._graded)
+                        await self._broker.release_leases()
+                    log.info("leases given back")
+                except (TimeoutError, PeerError) as error:
+                    log.warning("leases not released, they will expire", extra={"detail": str(error)})
+                for lease_id in list(self._in_hand):
+                    self._keeper.drop(lease_id)
 
     def _report(self) -> WorkReport:
         """Tests graded under each lease. Work that still waits for a slot counts the tests of all leases."""

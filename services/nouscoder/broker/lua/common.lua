@@ -186,20 +186,20 @@ local function holds(stream, entry, lease, worker)
 end
 
 -- Adds a complete group to the record of its problem: domain/curriculum.py has the form.
-local function note_problem(problem, place, sampled, accepted, is_filtered)
+local function note_problem(problem, place, sampled, accepted, no_code, is_filtered)
   local key, recent = P .. 'problem_statistics', {}
   local known = redis.call('HGET', key, problem) or '0 0 0 0 0 -1 '
-  local groups, filtered, all, right, solved, last, history =
-    string.match(known, '^(%d+) (%d+) (%d+) (%d+) (%d+) (-?%d+) (.*)$')
+  local groups, filtered, all, right, solved, last, history, codeless =
+    string.match(known, '^(%d+) (%d+) (%d+) (%d+) (%d+) (-?%d+) (%S*) ?(%d*)$')
   for _, pair in ipairs(split(history)) do recent[#recent + 1] = pair end
   recent[#recent + 1] = accepted .. '/' .. sampled
   if #recent > HISTORY then table.remove(recent, 1) end
   local in_row = accepted / sampled >= R.solved_pass_rate and solved + 1 or 0
   -- A group that was in flight when its problem was retired for good does not bring the problem back.
   if R.retires_for_good_after > 0 and tonumber(solved) >= R.retires_for_good_after then in_row = solved end
-  redis.call('HSET', key, problem, string.format('%d %d %d %d %d %d %s', groups + 1, filtered + (is_filtered and 1 or 0),
+  redis.call('HSET', key, problem, string.format('%d %d %d %d %d %d %s %d', groups + 1, filtered + (is_filtered and 1 or 0),
     all + sampled, right + accepted, in_row,
-    math.max(tonumber(last), tonumber(place or -1)), table.concat(recent, ',')))
+    math.max(tonumber(last), tonumber(place or -1)), table.concat(recent, ','), (tonumber(codeless) or 0) + no_code))
 end
 
 -- Complete groups since the last batch was made: groups, solved, rollouts, accepted, and the sum of rewards.
@@ -219,22 +219,23 @@ end
 -- Every member of the group is graded or abandoned, and at least two are graded: decides what happens to the group.
 local function complete_group(group)
   local graded, low, high, oldest = {}, math.huge, -math.huge, nil
-  local problem, accepted, reward_sum = nil, 0, 0
+  local problem, accepted, no_code, reward_sum = nil, 0, 0, 0
   for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do
     if redis.call('SISMEMBER', live('graded'), id) == 1 then
-      local values = redis.call('HMGET', rollout_key(id), 'reward', 'oldest', 'problem', 'accepted')
+      local values = redis.call('HMGET', rollout_key(id), 'reward', 'oldest', 'problem', 'accepted', 'no_code')
       graded[#graded + 1] = id
       local reward = tonumber(values[1])
       low, high = math.min(low, reward), math.max(high, reward)
       oldest = math.min(oldest or tonumber(values[2]), tonumber(values[2]))
       problem, accepted, reward_sum = values[3], accepted + tonumber(values[4]), reward_sum + reward
+      no_code = no_code + (tonumber(values[5]) or 0)
     end
   end
   note_complete(#graded, accepted, reward_sum)
   -- As has_signal in domain/advantage.py: rewards that differ by rounding alone are equal.
   local varied = high - low > math.max(R.equal_share * math.max(-low, high), R.equal_difference)
   local is_filtered = not varied and may_filter()
-  note_problem(problem, redis.call('HGET', group_key(group), 'place'), #graded, accepted, is_filtered)
+  note_problem(problem, redis.call('HGET', group_key(group), 'place'), #graded, accepted, no_code, is_filtered)
   if is_filtered then
     count('filtered_groups')
     leave_all(graded, 'graded', 'filtered')

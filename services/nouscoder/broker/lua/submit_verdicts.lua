@@ -1,5 +1,5 @@
 -- Takes verdicts. ARGV: rules, worker, then entry, delivery with epoch, rollout, payload, reward (empty: internal_error),
--- accepted (1 or 0) ... Returns {for each: ok, lost, or mismatch (the lease is on another rollout); what could be leased
+-- accepted (1 or 0), no_code (1 or 0) ... Returns {for each: ok, lost, or mismatch (the lease is on another rollout); what could be leased
 -- now}.
 local worker, now, answers = ARGV[2], now_ms(), {}
 local done, is_done = {}, {} -- entries that this call ends, as a list and as a set
@@ -16,7 +16,7 @@ local function regrade(id, failure, delivery)
   count('redelivered:grading')
 end
 
-local function submit(entry, delivery, id, payload, reward, accepted)
+local function submit(entry, delivery, id, payload, reward, accepted, no_code)
   local key, lease = rollout_key(id), entry .. ':' .. delivery
   if is_done[entry] or not holds('grading', entry, delivery, worker) then
     return redis.call('HGET', key, 'lease:grading') == lease and 'ok' or 'lost'
@@ -29,15 +29,16 @@ local function submit(entry, delivery, id, payload, reward, accepted)
     return 'ok'
   end
   redis.call('HSET', key, 'lease:grading', lease, 'since', now, 'verdict', payload, 'reward', reward,
-    'accepted', accepted)
+    'accepted', accepted, 'no_code', no_code)
   move(id, 'grading', 'graded')
   graded, num_accepted = graded + 1, num_accepted + tonumber(accepted)
   close_member(group_of(id))
   return 'ok'
 end
 
-for i = 3, #ARGV, 6 do
-  answers[#answers + 1] = submit(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5])
+for i = 3, #ARGV, 7 do
+  answers[#answers + 1] = submit(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5],
+    ARGV[i + 6])
 end
 drop_entries('grading', done)
 if graded > 0 then

@@ -62,17 +62,14 @@ class AdapterRewards:
         rewards = [None if isinstance(result, GradingFailed) else result["reward"] for result in results]
         failures = [result for result in results if isinstance(result, GradingFailed)]
         if len(failures) == len(results) and failures:
-            self._refuse(failures)
+            # A batch without an answer has failed, unless the service is only busy or away.
+            first = failures[0]
+            if all(map(is_of_the_data_set, failures)) or (isinstance(first, Unreachable) and not self.has_graded):
+                raise first
         for reason, count in reasons.items():
             log.warning("no reward for %d of %d completions: %s", count, len(results), reason)
         self.has_graded = self.has_graded or any(reward is not None for reward in rewards)
         return rewards
-
-    def _refuse(self, failures: Sequence[GradingFailed]) -> None:
-        """Raises the first failure of a batch without an answer, when it is not the service that is busy or away."""
-        first = failures[0]
-        if all(map(is_of_the_data_set, failures)) or (isinstance(first, Unreachable) and not self.has_graded):
-            raise first
 
 
 def is_of_every_request(failure: GradingFailed) -> bool:

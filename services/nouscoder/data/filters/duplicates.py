@@ -53,7 +53,11 @@ class NgramHasher:
 
     def __call__(self, words: Sequence[str]) -> Hashes:
         """The hash of each n-gram [max(0, len(words) - n + 1)], in the order of the text."""
-        self._meet(set(words) - self._numbers.keys())
+        for word in set(words) - self._numbers.keys():
+            number = self._numbers[word] = len(self._numbers)
+            if number == len(self._hashes):
+                self._hashes = np.concatenate([self._hashes, np.zeros_like(self._hashes)])
+            self._hashes[number] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
         count = len(words) - self.n + 1
         if count <= 0:
             return np.zeros(0, np.uint64)
@@ -65,13 +69,6 @@ class NgramHasher:
         found *= _MIX
         mixed: Hashes = found ^ (found >> _SHIFT)
         return mixed
-
-    def _meet(self, words: set[str]) -> None:
-        for word in words:
-            number = self._numbers[word] = len(self._numbers)
-            if number == len(self._hashes):
-                self._hashes = np.concatenate([self._hashes, np.zeros_like(self._hashes)])
-            self._hashes[number] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 
 def prompts_of(path: Path) -> Iterator[tuple[str, str]]:
@@ -180,16 +177,12 @@ class NearIndex:
         # A text shorter than a shingle is filled up to one shingle.
         short = [*words, *([""] * (self._shingles.n - len(words)))]
         shingles = np.unique(self._shingles(short))
-        signature = self._signature(shingles)
-        keys = [(band, signature[band * self._rows : (band + 1) * self._rows].tobytes()) for band in range(_BANDS)]
-        return _Marks(shingles, signature, keys)
-
-    def _signature(self, shingles: Hashes) -> Hashes:
-        """The minimum of each of the random linear maps modulo 2^64 [bands * rows]."""
+        # The minimum of each of the random linear maps modulo 2^64 [bands * rows].
         values = self._factors * shingles
         values += self._terms
-        minimum: Hashes = values.min(axis=1)
-        return minimum
+        signature: Hashes = values.min(axis=1)
+        keys = [(band, signature[band * self._rows : (band + 1) * self._rows].tobytes()) for band in range(_BANDS)]
+        return _Marks(shingles, signature, keys)
 
     def _nearest(self, marks: _Marks) -> tuple[str, float] | None:
         best: tuple[str, float] | None = None

@@ -181,11 +181,6 @@ class EmbeddingQuestion(Question):
         return {"answer": base64.b64encode(np.array(vector, "<f4").tobytes()).decode()}
 
 
-def vector_of(record: dict[str, Any]) -> Vector:
-    """The vector in the record of an answer."""
-    return np.frombuffer(base64.b64decode(record["answer"]), "<f4").astype(np.float32)
-
-
 class EmbeddingDuplicates(Step):
     """Drops a problem whose prompt is near that of an earlier one that is kept, or of an evaluation problem."""
 
@@ -203,7 +198,10 @@ class EmbeddingDuplicates(Step):
         questions = [EmbeddingQuestion(self.embedder, {"text": self.instruction + prompt}) for _, prompt in named]
         with open_answers(context.evidence) as answers:
             ask_all(questions, answers, self.at_once, "embedding")
-            vectors = [vector_of(answers.get(question.key)) for question in questions]
+            vectors = [
+                np.frombuffer(base64.b64decode(answers.get(question.key)["answer"]), "<f4").astype(np.float32)
+                for question in questions
+            ]
         if len({len(vector) for vector in vectors}) > 1:
             raise CannotFilter(f"{self.embedder.model} gave vectors of different lengths; delete {context.evidence}")
         dropped = {}

@@ -145,17 +145,6 @@ def _check_made_by(path: Path, body: ImportBody) -> None:
             )
 
 
-def _require_files(recipe: Recipe) -> None:
-    """Raises CannotFilter that says how each missing file is made."""
-    how = dict.fromkeys(recipe.inputs, ": make it with `nouscoder data import`")
-    problems = recipe.folder / recipe.inputs[0]
-    for step in recipe.steps:
-        how |= {name: step.how_to_get(recipe.folder / name, problems) for name in step.files() if name not in how}
-    missing = [name for name in recipe.files if not _exists(recipe, name)]
-    if missing:
-        raise CannotFilter("\n".join(f"there is no file {recipe.folder / name}{how[name]}" for name in missing))
-
-
 def _exists(recipe: Recipe, name: str) -> bool:
     """Pass rates may be the folder of an evaluation."""
     path = recipe.folder / name
@@ -236,7 +225,13 @@ def select(recipe: Recipe, out: Path, tests: str = "", grading: GradingTarget | 
     The files that the recipe names must exist (`import_missing`). Raises CannotFilter and other Unusable.
     """
     require_new(out, CannotFilter)
-    _require_files(recipe)
+    how = dict.fromkeys(recipe.inputs, ": make it with `nouscoder data import`")
+    problems = recipe.folder / recipe.inputs[0]
+    for step in recipe.steps:
+        how |= {name: step.how_to_get(recipe.folder / name, problems) for name in step.files() if name not in how}
+    missing = [name for name in recipe.files if not _exists(recipe, name)]
+    if missing:
+        raise CannotFilter("\n".join(f"there is no file {recipe.folder / name}{how[name]}" for name in missing))
     staging = out.with_name(f"{out.name}.part")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)

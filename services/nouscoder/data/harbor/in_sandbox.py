@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -26,6 +27,28 @@ from typing import Any
 FOLDERS = ("app", "workspace", "logs", "tests", "solution")  # links into /tmp (verifier/harness/isolation.py)
 MOST_BYTES = 192 << 20  # that an answer may leave
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
+# How Python starts with PYTHONSAFEPATH. A script finds what is beside it. Else the modules of the working directory are
+# found last, its plugins never, and no `import` of what is installed gets one. So an answer's pytest.py is not pytest.
+SITE = """import os, sys
+from importlib.machinery import PathFinder
+
+installed = tuple(one + "/" for one in sys.path)
+by_name = ("/importlib/__init__.py", "/unittest/loader.py", "/pkgutil.py")
+
+class Last:
+    def find_spec(name, path=None, target=None):
+        frame = sys._getframe(1)
+        while frame and frame.f_code.co_filename.startswith("<frozen "):
+            frame = frame.f_back
+        file = frame.f_code.co_filename if frame else ""
+        if path is None and name != "usercustomize" and (file.endswith(by_name) or not file.startswith(installed)):
+            return PathFinder.find_spec(name, [os.getcwd()])
+
+if os.path.isfile(sys.argv[0]):
+    sys.path.insert(0, os.path.dirname(os.path.realpath(sys.argv[0])))
+elif sys.flags.safe_path:
+    sys.meta_path.append(Last)
+"""
 
 
 def placed(files: dict[str, str]) -> None:
@@ -52,7 +75,8 @@ def ran(script: str, workdir: str, env: dict[str, str]) -> None:
     own = {
         "PWD": workdir,
         "PATH": f"/tmp/.bin:{os.environ['PATH']}",
-        "PYTHONPATH": ":".join(filter(None, sys.path[1:])),
+        "PYTHONPATH": ":".join(["/tmp/.bin", *filter(None, sys.path[1:])]),
+        "PYTHONSAFEPATH": "1",
     }
     subprocess.run(["bash", script], cwd=workdir, env={**os.environ, **own, **env}, stdin=subprocess.DEVNULL, stdout=2)
     with contextlib.suppress(ProcessLookupError):
@@ -64,6 +88,8 @@ def packed(paths: list[str], to: str) -> None:
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         tar.inodes.clear()  # type: ignore[attr-defined]
+        if member.size > MOST_BYTES:
+            raise ValueError("a file has too many bytes")
         return member if member.isreg() or member.isdir() or member.issym() else None
 
     with tarfile.open(to + ".part", "w:gz", compresslevel=1) as tar:
@@ -108,10 +134,17 @@ def is_below(path: str, places: list[str]) -> bool:
 
 
 def reward() -> float:
-    """The reward that the tests have written. Raises ValueError for none, or one that is no number from 0 to 1."""
-    path = next((name for name in REWARDS if os.path.exists(name)), "")
-    if not path:
+    """The reward that the tests have written, the lower of two. Raises ValueError for none or one outside of 0 to 1."""
+    rewards = [reward_at(name) for name in REWARDS if os.path.lexists(name)]
+    if not rewards:
         raise ValueError("tests/test.sh has written no reward")
+    return min(rewards)
+
+
+def reward_at(path: str) -> float:
+    """The reward of a file. Raises ValueError for what is no file or no number from 0 to 1."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise ValueError(f"{path} is no file")
     text = Path(path).read_text()
     value: Any = json.loads(text) if path.endswith(".json") else float(text)
     if isinstance(value, dict):
@@ -127,6 +160,7 @@ def begun(workdir: str) -> None:
         made(name)
     for name in ("python", "python3"):
         os.symlink(sys.executable, f"/tmp/.bin/{name}")
+    Path("/tmp/.bin/sitecustomize.py").write_text(SITE)
     Path("/tmp/.bin/pytest").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pytest "$@"\n')
     os.chmod("/tmp/.bin/pytest", 0o755)
 

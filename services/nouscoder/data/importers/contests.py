@@ -91,7 +91,9 @@ def read_livecodebench(row: Row, number: int) -> ReferencedProblem:
         prompt=text(row, "question_content"),
         starter_code=optional_text(row, "starter_code"),
         tests=_lcb_tests(row, "public_test_cases", "private_test_cases"),
-        public_tests=_shown_cases(row),
+        public_tests=(
+            shown(_lcb_tests(row, "public_test_cases")) if packed_cases(row.get("public_test_cases")) else None
+        ),
         limits=LCB_LIMITS,
         prelude=Prelude.LCB,
         profile=Profile.LCB,
@@ -106,10 +108,6 @@ def read_livecodebench(row: Row, number: int) -> ReferencedProblem:
 def _lcb_tests(row: Row, *names: str) -> StdinTests | CallTests:
     cases = [case for name in names for case in packed_cases(row.get(name))]
     return lcb_tests(cases, decoded(row.get("metadata") or "{}"))
-
-
-def _shown_cases(row: Row) -> Tests | None:
-    return shown(_lcb_tests(row, "public_test_cases")) if packed_cases(row.get("public_test_cases")) else None
 
 
 def lcb_tests(cases: list[Any], metadata: Any) -> StdinTests | CallTests:

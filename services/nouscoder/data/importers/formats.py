@@ -22,10 +22,6 @@ from nouscoder.errors import Unusable, did_you_mean
 _NO_IMPORTERS = ("fields", "formats", "options", "rows", "run")
 
 
-class UnknownFormat(Unusable):
-    """No importer has this name. The message names the nearest."""
-
-
 def _found() -> Iterator[tuple[str, Format]]:
     for module in pkgutil.iter_modules(importers.__path__):
         if module.name not in _NO_IMPORTERS:
@@ -36,9 +32,9 @@ FORMATS: dict[str, Format] = dict(sorted(_found()))
 
 
 def format_named(name: str) -> Format:
-    """The format of this name. Raises UnknownFormat."""
+    """The format of this name. Raises Unusable."""
     if name not in FORMATS:
-        raise UnknownFormat(
+        raise Unusable(
             f"there is no format {name!r}{did_you_mean(name, FORMATS)} (known formats: {', '.join(FORMATS)})"
         )
     return FORMATS[name]

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from nouscoder.data.importers.rows import (
     require_datasets,
 )
 from nouscoder.data.problem_index import open_index_of
-from nouscoder.data.problem_parquet import column, join, require_new, row_of, store_beside, write_rows
+from nouscoder.data.problem_parquet import column, join, read_parquet, require_new, row_of, store_beside, write_rows
+from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.domain.prompt import rendered_mark
 from nouscoder.errors import Unusable
@@ -43,6 +45,7 @@ _PART_PROBLEMS = 2000
 _PART_S = 30.0
 _STATE = "state.json"
 _HERE = Path()
+_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 
 RENDERED = (
@@ -106,7 +109,7 @@ Source = Path | HubRows
 def import_files(
     name: str, files: Sequence[Source], out: Path, tests: str = "", options: ImportOptions | None = None
 ) -> ImportSummary:
-    """Import files of the format `name` into the parquet file `out`. An interrupted import goes on where it was.
+    """Import files of the format `name` into parquet or JSON lines. An interrupted import goes on where it was.
 
     `tests` is the place of the test store; empty: the folder OUT.index/. Raises Unusable.
     """
@@ -116,7 +119,7 @@ def import_files(
             raise CannotImport(f"{file} does not exist")
         if isinstance(file, HubRows) and not known.reads_a_hub:
             raise CannotImport(f"{name} is read from files, not from a hub")
-    require_new(out, CannotImport)
+    require_new(out, CannotImport, *_LINES)
     if any(isinstance(file, HubRows) for file in files):
         require_datasets()
     options = options or ImportOptions()
@@ -165,7 +168,8 @@ class _Import:
         self._format, self._options = how
         self._files = files
         self._out = out
-        self._tests: str = request["tests"]
+        self._is_lines = out.suffix != ".parquet"
+        self._tests: str = request["tests"] or (str(store_beside(out)) if self._is_lines else "")
         self.folder = out.with_name(f"{out.name}.part")
         self.rejections = out.with_name(f"{out.name}.rejected.jsonl")
         self._store = TestStore(open_blobs(self._tests or str(store_beside(out)), bulk=True))
@@ -214,10 +218,15 @@ class _Import:
                 raise CannotImport(f"there is no row in {names}" if names else "give the files to import, or hub:NAME")
             first = next(rejections_of(rejections))["detail"]
             raise CannotImport(f"no row could be imported; {rejections} has the reason of each, such as: {first}")
+        parts = [self._part(number) for number in range(state.parts)]
         made_by = {name: state.request[name] for name in ("format", "options")}
-        join([self._part(number) for number in range(state.parts)], self._out, self._tests, made_by)
+        if self._is_lines:
+            save_problems(self._out, chain.from_iterable(map(read_parquet, parts)))
+            remove(store_beside(self._out))
+        else:
+            join(parts, self._out, self._tests, made_by)
+            open_index_of(self._out, tests=self._tests).close()
         shutil.rmtree(self.folder)
-        open_index_of(self._out, tests=self._tests).close()
         return ImportSummary(
             state.problems, state.tests, dict(state.rejected), str(self._out), str(rejections), dict(state.notes)
         )
@@ -273,7 +282,10 @@ class _Import:
     def _reject(self, file: Source, row: SourceRow, reason: Reason, detail: str) -> None:
         counts = self._state.rejected
         counts[reason.value] = counts.get(reason.value, 0) + 1
-        self._rejections.append({"file": str(file), "row": row.number, "reason": reason.value, "detail": detail[:500]})
+        place = file
+        if isinstance(file, Path) and isinstance(row.value, dict) and "files" in row.value:
+            place = file / str(row.value.get("name"))  # a package of a folder or an archive
+        self._rejections.append({"file": str(place), "row": row.number, "reason": reason.value, "detail": detail[:500]})
 
     def _end_part(self, file: int, skip: int) -> None:
         """Write the rows so far as a part, then record it together with the place in the input."""

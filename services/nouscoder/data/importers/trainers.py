@@ -85,7 +85,9 @@ def found_tests(value: Any, function: str = "") -> Tests:
     if isinstance(value, Mapping):
         value = _of_record(dict(value), function)
     if not isinstance(value, dict):
-        return _known(value)
+        if isinstance(value, StdinTests | CallTests | AssertTests):
+            return value
+        raise Rejected(Reason.UNREADABLE_TESTS, f"neither a list of tests nor a record: {value!r:.60}")
     try:
         shaped = rewritten({"tests": value}, ValueCount())
         return tests_from_json(to_json((shaped or {"tests": value})["tests"]))
@@ -96,12 +98,6 @@ def found_tests(value: Any, function: str = "") -> Tests:
     except ValidationError as error:
         field, wrong = first_fault(error, "tests")
         raise Rejected(Reason.UNREADABLE_TESTS, f"{field}: {wrong}") from None
-
-
-def _known(value: Any) -> Tests:
-    if isinstance(value, StdinTests | CallTests | AssertTests):
-        return value
-    raise Rejected(Reason.UNREADABLE_TESTS, f"neither a list of tests nor a record: {value!r:.60}")
 
 
 def _of_list(cases: list[Any], function: str) -> Any:
@@ -158,7 +154,7 @@ def read_generic(row: Row, number: int) -> ReferencedProblem:
         problem_id=optional_text(row, "problem_id", "task_id", "question_id", "id") or f"generic-{number}",
         prompt=question,
         tests=tests,
-        prelude=_prelude(tests),
+        prelude=Prelude.NONE if isinstance(tests, MathTests) else Prelude.LCB,
         prompt_template=ANSWER_TEMPLATE if isinstance(tests, MathTests) else "",
         difficulty=optional_text(row, "difficulty"),
         source=optional_text(row, "source", "data_source") or "generic",
@@ -185,10 +181,6 @@ def _tests_or_answer(truth: Any, function: str) -> Tests:
     if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict | str)):
         return found_tests(value, function)
     return MathTests((MathCase(str(truth)),))
-
-
-def _prelude(tests: Tests) -> Prelude:
-    return Prelude.NONE if isinstance(tests, MathTests) else Prelude.LCB
 
 
 def _dates(row: Row) -> dict[str, str]:

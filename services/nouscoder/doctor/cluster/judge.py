@@ -53,8 +53,9 @@ def run_doctor_cluster(image: str, *, as_json: bool) -> tuple[str, int]:
     api = connect()
 
     def trial(runtime_class: str | None) -> TrialResult:
-        with _ended_by_sigterm():
-            return run_trial(api, image, runtime_class, PATIENCE_S)
+        with _ended_by_sigterm(), Trial(api, image, PATIENCE_S) as running:
+            facts = _tried(lambda: running.kernel_of(runtime_class)) if runtime_class else None
+            return TrialResult(facts, _tried(running.policy_is_enforced))
 
     return report(examine_cluster(Cluster(api), trial), "the default install", as_json=as_json)
 
@@ -228,16 +229,13 @@ class Trial:
 
     def __exit__(self, *error: object) -> None:
         try:
-            self._remove()
+            with api_errors(f"remove the namespace {self.namespace}"):
+                options = {"grace_period_seconds": 0, "_request_timeout": REQUEST_LIMIT_S}
+                self._core.delete_collection_namespaced_pod(self.namespace, **options)
+                self._core.delete_namespace(self.namespace, _request_timeout=REQUEST_LIMIT_S)
+                self._until("the end of the namespace", self._is_gone, _REMOVAL_LIMIT_S)
         except ClusterError as failure:
             raise ClusterError(f"{failure}; remove it: kubectl delete namespace {self.namespace}") from None
-
-    def _remove(self) -> None:
-        with api_errors(f"remove the namespace {self.namespace}"):
-            options = {"grace_period_seconds": 0, "_request_timeout": REQUEST_LIMIT_S}
-            self._core.delete_collection_namespaced_pod(self.namespace, **options)
-            self._core.delete_namespace(self.namespace, _request_timeout=REQUEST_LIMIT_S)
-            self._until("the end of the namespace", self._is_gone, _REMOVAL_LIMIT_S)
 
     def _is_gone(self) -> bool | None:
         try:
@@ -361,13 +359,6 @@ class Trial:
             return ""
         warnings = [event.message for event in answer.items if event.type == "Warning" and event.message]
         return f": {warnings[-1][:300]}" if warnings else ""
-
-
-def run_trial(api: Any, image: str, runtime_class: str | None, patience_s: float) -> TrialResult:
-    """Run all trials. Raises NotAllowed or ClusterError when the namespace cannot be made or removed."""
-    with Trial(api, image, patience_s) as trial:
-        facts = _tried(lambda: trial.kernel_of(runtime_class)) if runtime_class else None
-        return TrialResult(facts, _tried(trial.policy_is_enforced))
 
 
 def _tried(question: Callable[[], Answer]) -> Answer | ClusterError:

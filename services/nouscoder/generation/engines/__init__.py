@@ -34,7 +34,12 @@ def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics)
     if config.generation.engine != "fake":
         _check_first_weights(policy_folder)
     if config.generation.engine == "vllm":
-        return _vllm_engine(config, policy_folder, metrics)
+        if missing := missing_engine(config):
+            raise EngineUnusable(missing[0])
+        from nouscoder.generation.engines.vllm import VllmEngine
+
+        settings = config.generation.model_copy(update={"engine_tokens_total": config.engine_tokens})
+        return VllmEngine(settings, policy_folder, metrics)
     return SteppedEngine(step_engine(config, policy_folder), metrics)
 
 
@@ -80,14 +85,3 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine[Any]:
         dtype=generation.dtype,
         records_experts=config.policy.router_replay,
     )
-
-
-def _vllm_engine(
-    config: Config, policy_folder: Path, metrics: GenerationMetrics
-) -> AbstractAsyncContextManager[Engine]:
-    if missing := missing_engine(config):
-        raise EngineUnusable(missing[0])
-    from nouscoder.generation.engines.vllm import VllmEngine
-
-    settings = config.generation.model_copy(update={"engine_tokens_total": config.engine_tokens})
-    return VllmEngine(settings, policy_folder, metrics)

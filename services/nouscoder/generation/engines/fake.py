@@ -104,7 +104,14 @@ class FakeEngine(StepEngine[_Row]):
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Use a new version. Only the length of each file's header is checked."""
         for file in files:
-            _check_header(file)
+            try:
+                with file.open("rb") as stream:
+                    header_bytes = int.from_bytes(stream.read(_HEADER_BYTES), "little")
+                num_bytes = file.stat().st_size
+            except OSError as error:
+                raise EngineError(f"{file} holds no readable weights: {error}") from error
+            if not 0 < header_bytes <= num_bytes - _HEADER_BYTES:
+                raise EngineError(f"{file} holds no readable weights: its header is invalid")
         self.policy_version = policy_version
 
     def step(self) -> Ended:
@@ -125,14 +132,3 @@ class FakeEngine(StepEngine[_Row]):
                 finished.append((request_id, row.sampled().ended(reason)))
             self.num_tokens += 1
         return finished
-
-
-def _check_header(file: Path) -> None:
-    try:
-        with file.open("rb") as stream:
-            header_bytes = int.from_bytes(stream.read(_HEADER_BYTES), "little")
-        num_bytes = file.stat().st_size
-    except OSError as error:
-        raise EngineError(f"{file} holds no readable weights: {error}") from error
-    if not 0 < header_bytes <= num_bytes - _HEADER_BYTES:
-        raise EngineError(f"{file} holds no readable weights: its header is invalid")

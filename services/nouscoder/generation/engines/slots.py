@@ -288,14 +288,11 @@ class Slots:
         for slot in sorted(slots, reverse=True):
             last = len(self.rows) - 1
             if slot != last:
-                self._move(last, slot)
+                self._cache.move(last, slot, self.rows[last].cached_tokens)
+                for vector in (
+                    *(self._last_token, self._length, self._num_sampled, self._draws),
+                    *(self._temperature, self._top_p, self._top_k, self._min_p),
+                ):
+                    vector[slot] = vector[last]
                 self.rows[slot] = self.rows[last]
             self.rows.pop()
-
-    def _move(self, source: int, target: int) -> None:
-        self._cache.move(source, target, self.rows[source].cached_tokens)
-        for vector in (
-            *(self._last_token, self._length, self._num_sampled, self._draws),
-            *(self._temperature, self._top_p, self._top_k, self._min_p),
-        ):
-            vector[target] = vector[source]

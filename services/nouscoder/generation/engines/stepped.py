@@ -307,9 +307,25 @@ class SteppedEngine:
             while not self._closing:
                 reason = self._idle_reason()
                 if reason is None:
-                    self._step()
+                    tokens_before = self._engine.num_tokens
+                    ended = self._engine.step()
+                    self._metrics.tokens.inc(self._engine.num_tokens - tokens_before)
+                    self.progress = self._engine.progress
+                    self._metrics.running_rollouts.set(self._engine.num_running)
+                    if ended:
+                        delivery = [(self._sampling.pop(request_id), completion) for request_id, completion in ended]
+                        self._post(_deliver, delivery)
                 else:
-                    self._wait(reason)
+                    started_s = time.monotonic()
+                    try:
+                        command = self._commands.get(timeout=_IDLE_TICK_S)
+                    except queue.Empty:
+                        command = None
+                    waited_s = time.monotonic() - started_s
+                    self.idle_s += waited_s
+                    self._metrics.idle_seconds.labels(reason.value).inc(waited_s)
+                    if command is not None:
+                        command()
                 while not self._commands.empty():
                     self._commands.get()()
         except Exception as error:  # waiting callers must get any error
@@ -329,28 +345,6 @@ class SteppedEngine:
         if not self._engine.num_running and not self._engine.num_waiting:
             return IdleReason.NO_TASKS
         return None
-
-    def _wait(self, reason: IdleReason) -> None:
-        started_s = time.monotonic()
-        try:
-            command = self._commands.get(timeout=_IDLE_TICK_S)
-        except queue.Empty:
-            command = None
-        waited_s = time.monotonic() - started_s
-        self.idle_s += waited_s
-        self._metrics.idle_seconds.labels(reason.value).inc(waited_s)
-        if command is not None:
-            command()
-
-    def _step(self) -> None:
-        tokens_before = self._engine.num_tokens
-        ended = self._engine.step()
-        self._metrics.tokens.inc(self._engine.num_tokens - tokens_before)
-        self.progress = self._engine.progress
-        self._metrics.running_rollouts.set(self._engine.num_running)
-        if ended:
-            delivery = [(self._sampling.pop(request_id), completion) for request_id, completion in ended]
-            self._post(_deliver, delivery)
 
     def _add(self, request: SampleRequest, future: asyncio.Future[Completion]) -> None:
         try:

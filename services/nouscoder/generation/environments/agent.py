@@ -94,7 +94,12 @@ class AgentSessions:
         self._hand_out()
         try:
             while not (await asyncio.wait({waiting}, timeout=SHARE_S))[0]:
-                self._take_back(client)
+                # Take the oldest session of the client that has the most; before its first turn `client` may get it.
+                held = Counter(session.client for session in self._claimed.values())
+                most = max(held, key=lambda name: held[name], default=client)
+                if held[most] >= held[client] + 2:
+                    oldest = next(session for session in self._claimed.values() if session.client == most)
+                    oldest.requests.put_nowait(None)
         except asyncio.CancelledError:
             if waiting.done():
                 waiting.result().requests.put_nowait(None)
@@ -120,14 +125,6 @@ class AgentSessions:
         self._waiting[client].remove(waiting)
         if not self._waiting[client]:
             del self._waiting[client]
-
-    def _take_back(self, client: str) -> None:
-        """Take the oldest session of the client that has the most; before its first turn `client` may get it."""
-        held = Counter(session.client for session in self._claimed.values())
-        most = max(held, key=lambda name: held[name], default=client)
-        if held[most] >= held[client] + 2:
-            oldest = next(session for session in self._claimed.values() if session.client == most)
-            oldest.requests.put_nowait(None)
 
     def turn(self, session_id: str, given: Sequence[int], max_tokens: int | None) -> asyncio.Future[Completion]:
         """Sample the next turn. The future raises AgentFault and EngineError."""

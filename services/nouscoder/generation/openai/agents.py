@@ -100,13 +100,23 @@ class Agents:
         key = KEY_BEGIN + secrets.token_urlsafe(32)
         session = AgentSession(session_id, client, about["sampling"])
         self._by_id[session_id] = self._by_key[_digest(key)] = session
-        self._forget_old()
+        # Of the sessions that have ended only the newest are known.
+        if len(self._by_key) > len(self._by_id) + _KEPT_ENDED:
+            ended = [digest for digest, session in self._by_key.items() if session.why_ended]
+            for digest in ended[: len(ended) // 2]:
+                del self._by_key[digest]
         return {"id": session_id, "key": key, "model": self._serving.name, **about}
 
     async def chat(self, session: AgentSession, body: bytes) -> tuple[bytes, str]:
         """The answer to a request for the next turn, and its media type. Raises ApiFault and EngineError."""
         request = await parsed_body(ChatRequest, body)
-        _check_sampling(session, request)
+        given = request.model_fields_set
+        for name, value in session.sampling.items():
+            if name in given and getattr(request, name) != value:
+                raise invalid(f"{name}: a rollout is sampled with the run's {value:g}; leave it out", name)
+        for name, is_neutral in (("seed", request.seed is None), ("n", request.n == 1), ("stop", not request.stops)):
+            if not is_neutral:
+                raise invalid(f"{name} is decided by the run for a rollout; leave it out", name)
         try:
             async with asyncio.timeout(self._serving.limit_s):
                 turn = await asyncio.shield(self._answering(session, request))
@@ -182,13 +192,6 @@ class Agents:
             session.why_ended = why
             session.said, session.asked, session.answering = [], [], None
 
-    def _forget_old(self) -> None:
-        """Of the sessions that have ended only the newest are known."""
-        if len(self._by_key) > len(self._by_id) + _KEPT_ENDED:
-            ended = [key for key, session in self._by_key.items() if session.why_ended]
-            for key in ended[: len(ended) // 2]:
-                del self._by_key[key]
-
 
 def _digest(key: str) -> bytes:
     return sha256(key.encode()).digest()
@@ -202,17 +205,6 @@ def _check_going_on(session: AgentSession) -> None:
     """Raises ApiFault for a session that has ended."""
     if session.why_ended:
         raise ApiFault(410, f"the session has ended: {session.why_ended}", code="session_ended")
-
-
-def _check_sampling(session: AgentSession, request: ChatRequest) -> None:
-    """Raises ApiFault for a value that the run decides."""
-    given = request.model_fields_set
-    for name, value in session.sampling.items():
-        if name in given and getattr(request, name) != value:
-            raise invalid(f"{name}: a rollout is sampled with the run's {value:g}; leave it out", name)
-    for name, is_neutral in (("seed", request.seed is None), ("n", request.n == 1), ("stop", not request.stops)):
-        if not is_neutral:
-            raise invalid(f"{name} is decided by the run for a rollout; leave it out", name)
 
 
 def _goes_on(said: Sequence[Message], messages: Sequence[Message]) -> bool:

@@ -272,7 +272,7 @@ async def start_openai(
 ) -> str:
     """Serve until `stack` closes; `sessions` are those of agents, if any. Returns the address in use.
 
-    Raises AddressError, ApiKeysUnusable, TlsUnusable and EngineUnusable.
+    Raises AddressError, ApiKeysUnusable, Unusable and EngineUnusable.
     """
     settings, environment = config.generation.openai, config.generation.environment
     keys = ApiKeys(Path(settings.tokens_file) if settings.tokens_file else None)

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 from nouscoder.atomic_files import FolderInUse, lock_file, sha256_of
 from nouscoder.domain.policy import PolicyManifest, Shard
@@ -53,18 +52,29 @@ class PoliciesDiffer(Unusable):
     """Learner and generation do not have the same first policy. The message names the tensor or the file."""
 
 
-class PolicyCacheUnusable(Unusable):
-    """The cache folder cannot be used. The message names it."""
-
-
 class PolicyCache:
     """The cache of one process, which holds a lock on the folder until `close`."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises PolicyCacheUnusable."""
+        """Raises Unusable."""
         self._folder = folder
         self.first_folder = folder / "first"
-        self._lock = self._take()
+        try:
+            private_folder(self._folder)
+            in_use = f"another process uses generation.cache {self._folder}: each needs its own"
+            lock = lock_file(self._folder / ".lock", in_use)
+        except NotPrivate as error:
+            raise Unusable(f"generation.cache: {error}") from error
+        except FolderInUse as error:
+            raise Unusable(str(error)) from None
+        except OSError as error:
+            raise Unusable(f"generation.cache {self._folder} cannot be written: {error.strerror}") from error
+        for ending in (_PART, _DELTA):
+            for part in self._folder.glob(f"{_POLICIES}/*{ending}"):
+                part.unlink(missing_ok=True)
+        # The first policy's files may belong to another run. They are small, so each start fetches them again.
+        shutil.rmtree(self.first_folder, ignore_errors=True)
+        self._lock = lock
 
     def paths_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
         """The paths of this policy's shards, whether or not they exist, in the order of the manifest."""
@@ -117,24 +127,6 @@ class PolicyCache:
 
     def _of(self, policy_version: int, digest: str) -> Path:
         return self._folder / f"{policy_version:08d}-{digest[:16]}"
-
-    def _take(self) -> TextIO:
-        try:
-            private_folder(self._folder)
-            in_use = f"another process uses generation.cache {self._folder}: each needs its own"
-            lock = lock_file(self._folder / ".lock", in_use)
-        except NotPrivate as error:
-            raise PolicyCacheUnusable(f"generation.cache: {error}") from error
-        except FolderInUse as error:
-            raise PolicyCacheUnusable(str(error)) from None
-        except OSError as error:
-            raise PolicyCacheUnusable(f"generation.cache {self._folder} cannot be written: {error.strerror}") from error
-        for ending in (_PART, _DELTA):
-            for part in self._folder.glob(f"{_POLICIES}/*{ending}"):
-                part.unlink(missing_ok=True)
-        # The first policy's files may belong to another run. They are small, so each start fetches them again.
-        shutil.rmtree(self.first_folder, ignore_errors=True)
-        return lock
 
 
 async def _write_checked(final: Path, pieces: AsyncIterator[bytes], sha256: str, num_bytes: int) -> None:

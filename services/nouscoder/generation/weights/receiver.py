@@ -85,7 +85,13 @@ class PolicyReceiver:
                 torch.cuda.set_device(self._device)
             received = receive_shards(self._sent, self._rendezvous, self._rank, self._limit_s, self._device)
             self._data = received if self._base is None else self._changed(self._base, received)
-            self._tensors = _checked(self._data)
+            tensors: dict[str, Tensor] = {}
+            for data in self._data:
+                found = tensors_of(data)
+                if twice := sorted(tensors.keys() & found.keys()):
+                    raise TransferError(f"{twice[0]} is in two shards")
+                tensors |= found
+            self._tensors = tensors
             self._state = ReceiverState.READY
         except Exception as error:  # the worker goes on decoding, and the files are taken
             self._reason = str(error) or type(error).__name__
@@ -97,14 +103,3 @@ class PolicyReceiver:
         base.tensors()  # raises ValueError unless it is whole
         parts = zip(base._data, deltas, self._shards, strict=True)
         return [changed(before, delta, shard) for before, delta, shard in parts]
-
-
-def _checked(received: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The tensors of all shards. Raises TransferError for one that is there twice, and as `tensors_of`."""
-    tensors: dict[str, Tensor] = {}
-    for data in received:
-        found = tensors_of(data)
-        if twice := sorted(tensors.keys() & found.keys()):
-            raise TransferError(f"{twice[0]} is in two shards")
-        tensors |= found
-    return tensors

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from nouscoder.atomic_files import sha256_of
-from nouscoder.domain.policy import PolicyManifest, Rendezvous, Shard, Transport
+from nouscoder.domain.policy import PolicyManifest, Shard, Transport
 from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.weights.cache import PolicyCache, PolicyGone, PolicyUnusable
@@ -231,7 +231,12 @@ class LearnerMemory:
         started_s = time.monotonic()
         async with self._one_at_a_time:
             try:
-                rendezvous = await self._rendezvous(manifest)
+                # Where the learner sends the policy, or only its changes.
+                in_use = self._engine.version_in_memory
+                base = {version: digest for version, digest in self._digests.items() if version == in_use}
+                self._digests = {**base, manifest.policy_version: manifest.digest}
+                wanted = (manifest.policy_version, manifest.digest, self._engine.num_receivers, "".join(base.values()))
+                rendezvous = await _BUSY.call(lambda: self._client.send_policy(*wanted))
                 await self._engine.stage_policy(manifest, rendezvous)
             except EngineStopped:
                 raise
@@ -246,14 +251,6 @@ class LearnerMemory:
         extra = {"policy_version": version, "fetch_s": round(seconds, 3), "changes": rendezvous.changes}
         log.info("policy received from memory", extra=extra)
         return True
-
-    async def _rendezvous(self, manifest: PolicyManifest) -> Rendezvous:
-        """Where the learner sends the policy, or only its changes. Raises PeerError."""
-        in_use = self._engine.version_in_memory
-        base = {version: digest for version, digest in self._digests.items() if version == in_use}
-        self._digests = {**base, manifest.policy_version: manifest.digest}
-        wanted = (manifest.policy_version, manifest.digest, self._engine.num_receivers, "".join(base.values()))
-        return await _BUSY.call(lambda: self._client.send_policy(*wanted))
 
     async def load(self, policy_version: int) -> float:
         """Load the staged policy. Returns the seconds for which decoding paused. Raises EngineError."""

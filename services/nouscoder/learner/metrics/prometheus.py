@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -165,6 +167,21 @@ class LearnerMetrics:
     def watch_evaluations(self, evaluations: RecordedEvaluations) -> None:
         """Export the newest of these from now on."""
         self._registry.register(_EvaluationCollector(evaluations))
+
+    def watch_storage(self, folder: Path) -> None:
+        """Export the share of `folder`'s file system that is free, 0 once it cannot be read."""
+
+        def free_ratio() -> float:
+            try:
+                usage = shutil.disk_usage(folder)
+            except OSError:
+                return 0.0
+            return usage.free / usage.total if usage.total else 0.0
+
+        name = "nouscoder_learner_storage_free_ratio"
+        Gauge(name, "Free share of the file system of the run's folder.", registry=self._registry).set_function(
+            free_ratio
+        )
 
     def waited(self, reason: WaitReason, duration_s: float) -> None:
         """Add seconds of a wait. A long wait is added in parts while it lasts."""

@@ -111,7 +111,9 @@ def add_adapters(model: PreTrainedModel, settings: LoraSection, seed: int) -> st
         return ""
     model.requires_grad_(False)
     chance, targets = torch.Generator().manual_seed(seed), set(settings.target_modules)
-    found = [(path, layer, names) for path, layer, names in _layers(model) if targets or not _is_router(path)]
+    found = [
+        (path, layer, names) for path, layer, names in _layers(model) if targets or _ROUTERS.isdisjoint(path.split("."))
+    ]
     missing = targets - {name for path, layer, names in found for name in _called(path, layer, names)}
     if missing:
         known = sorted({name for path, layer, names in _layers(model) for name in _called(path, layer, names)})
@@ -140,17 +142,11 @@ def _layers(model: PreTrainedModel) -> Iterator[tuple[str, Any, list[str]]]:
         if isinstance(layer, nn.Linear | Conv1D):
             yield path, layer, ["weight"]
         elif stacked := [
-            name for name, weight in layer.named_parameters(recurse=False) if _is_of_experts(name, weight)
+            name
+            for name, weight in layer.named_parameters(recurse=False)
+            if weight.ndim == 3 and name.endswith("_proj")
         ]:
             yield path, layer, stacked
-
-
-def _is_of_experts(name: str, weight: Tensor) -> bool:
-    return weight.ndim == 3 and name.endswith("_proj")
-
-
-def _is_router(path: str) -> bool:
-    return not _ROUTERS.isdisjoint(path.split("."))
 
 
 def _called(path: str, layer: nn.Module, names: Sequence[str]) -> set[str]:

@@ -52,13 +52,9 @@ _SHORT_SPAN = 4
 _UNKNOWN_ARGUMENT = (TypeError, ValueError, AttributeError, KeyError, IndexError)
 
 
-class NotAdmitted(Unusable):
-    """The learner would compute another loss than that of the model. The message names the type and what to do."""
-
-
 @torch.no_grad()
 def admit(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None = None) -> None:
-    """Choose packed rows for the model, or rows of one sequence. All ranks call it together. Raises NotAdmitted."""
+    """Choose packed rows for the model, or rows of one sequence. All ranks call it together. Raises Unusable."""
     sequences = probes(scorer.model, _LENGTHS)
 
     def scores(rows: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -71,20 +67,20 @@ def admit(scorer: Scorer, dtype: torch.dtype, ranks: Ranks | None = None) -> Non
 
 
 def _own_logprobs(scorer: Scorer, sequences: Sequence[Tensor], dtype: torch.dtype, ranks: Ranks | None) -> Tensor:
-    """Those of the model itself. Raises NotAdmitted."""
+    """Those of the model itself. Raises Unusable."""
     try:
         own = torch.cat([scorer.own_logprobs(ids) for ids in sequences])
     except (RuntimeError, *_UNKNOWN_ARGUMENT) as error:
         if ranks is not None and ranks.size > 1:  # it may be the loss of another rank
             raise
-        raise NotAdmitted(
+        raise Unusable(
             f"a model of type {scorer.model.config.model_type} cannot be trained: transformers' own forward pass fails"
             f" in {str(dtype).removeprefix('torch.')} ({_first_line(error)}): "
             + ('set learner.dtype = "float32", or ' if dtype != torch.float32 else "")
             + "choose a model of another type (docs/models.md)"
         ) from error
     if not bool(own.isfinite().all()):
-        raise NotAdmitted(
+        raise Unusable(
             f"a model of type {scorer.model.config.model_type} cannot be trained: its own log-probabilities are not"
             " finite: its weights are damaged"
         )
@@ -101,7 +97,7 @@ def choose_rows(
 ) -> None:
     """Choose packed rows if `packed` agrees with `own`, else rows of one sequence if `alone` does.
 
-    `own` is what the model itself gives. All ranks must call it together. Raises NotAdmitted when neither agrees.
+    `own` is what the model itself gives. All ranks must call it together. Raises Unusable when neither agrees.
     """
     everyone = ranks or Ranks()
     if packs(model):
@@ -113,7 +109,7 @@ def choose_rows(
         log.info("each row has one sequence", extra={"model_type": model.config.model_type})
         return
     shared = everyone.row is not None
-    raise NotAdmitted(
+    raise Unusable(
         f"a model of type {model.config.model_type} cannot be trained{' with learner.context_parallel' * shared}:"
         f" {fault or 'another rank found a fault'}: "
         + ("set learner.context_parallel = 1, or " * shared)

@@ -24,6 +24,7 @@ With activation checkpointing the backward pass computes the activations of each
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Set
 from contextlib import nullcontext
 from copy import deepcopy
@@ -47,6 +48,8 @@ from nouscoder.learner.model.logprobs import Scorer
 from nouscoder.learner.model.packing import PACKED_ATTENTION, packs
 from nouscoder.learner.parallel.ranks import Ranks
 
+log = logging.getLogger(__name__)
+
 # torch.compile of the decoder layers.
 
 
@@ -58,7 +61,11 @@ def compile_layers(model: PreTrainedModel) -> None:
     """
     layers = _layers_of(model, "compile")
     if packs(model):
-        _leave_out_attention(model)
+        attention: Any = model.config._attn_implementation
+        uncompiled = f"{attention}_uncompiled"
+        functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
+        functions.register(uncompiled, torch.compiler.disable(functions[attention]))  # type: ignore[no-untyped-call]
+        model.set_attn_implementation(uncompiled)
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
@@ -68,14 +75,6 @@ def _layers_of(model: PreTrainedModel, setting: str) -> nn.ModuleList:
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(f"learner.{setting} does not know the layers of {type(model).__name__}")
     return layers
-
-
-def _leave_out_attention(model: PreTrainedModel) -> None:
-    attention: Any = model.config._attn_implementation
-    uncompiled = f"{attention}_uncompiled"
-    functions: Any = AttentionInterface()  # type: ignore[no-untyped-call]
-    functions.register(uncompiled, torch.compiler.disable(functions[attention]))  # type: ignore[no-untyped-call]
-    model.set_attn_implementation(uncompiled)
 
 
 # Activation checkpointing.
@@ -203,7 +202,8 @@ class Computation:
         self.device = torch.device(settings.device)
         self._settings, self._ranks, self._dtype = settings, ranks, compute_dtype(settings)
         self._masters_on_cpu = settings.optimizer_states is OptimizerStates.CPU
-        add_adapters(masters, settings.lora, config.run.seed)
+        if (sentence := add_adapters(masters, settings.lora, config.run.seed)) and not ranks.rank:
+            log.info(sentence)
         self._copy: ComputeCopy | None = None
         if not ranks.is_group and (self._dtype != torch.float32 or self._masters_on_cpu):
             masters_at = torch.device("cpu") if self._masters_on_cpu else self.device
@@ -231,12 +231,12 @@ class Computation:
             self._copy.refresh()
 
     def admit(self) -> None:
-        """Measure whether the passes are those of the model. All ranks must call it together. Raises NotAdmitted."""
+        """Measure whether the passes are those of the model. All ranks must call it together. Raises Unusable."""
         self.refresh()
         admit(self.scorer, self._dtype, self._ranks)
 
     def reference(self, load: Callable[[], PreTrainedModel]) -> Scorer:
-        """The loaded model, for log-probabilities only, with the same type, attention and ranks. Raises NotAdmitted."""
+        """The loaded model, for log-probabilities only, with the same type, attention and ranks. Raises Unusable."""
         # FSDP2 rounds the weights that it gathers.
         dtype = torch.float32 if self._ranks.is_group else self._dtype
         model = round_weights(load(), dtype, self.device)

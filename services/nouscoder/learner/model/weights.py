@@ -20,29 +20,24 @@ from nouscoder.policy_folder.policy_tensors import Adapter, merged
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained, load_whole
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, is_ignored, weights_files
 
-
-class WeightsError(Unusable):
-    """A model or its weights cannot be used. The message names the file."""
-
-
 # The names that safetensors gives to the types of weights that can be trained.
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The causal language model in `folder` (config.json, model.safetensors), in float32. Raises WeightsError."""
+    """The causal language model in `folder` (config.json, model.safetensors), in float32. Raises Unusable."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
     try:
         with _naming(folder):
             model: PreTrainedModel = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
     except (WeightsMissing, WeightsUnusable) as error:
-        raise WeightsError(str(error)) from error
+        raise Unusable(str(error)) from error
     attend_packed(model)
     return model
 
 
 def empty_model(folder: Path) -> PreTrainedModel:
-    """The architecture of the policy in `folder`, without its weights. Raises WeightsError."""
+    """The architecture of the policy in `folder`, without its weights. Raises Unusable."""
     with _naming(folder), torch.random.fork_rng(devices=[]):
         config = load_pretrained(AutoConfig, folder)
         model: PreTrainedModel = build_model(AutoModelForCausalLM, config, dtype=torch.float32)
@@ -52,22 +47,22 @@ def empty_model(folder: Path) -> PreTrainedModel:
 
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Raise what goes wrong with a folder as WeightsError. transformers would take a missing one for a hub's name."""
+    """Raise what goes wrong with a folder as Unusable. transformers would take a missing one for a hub's name."""
     if not folder.is_dir():
-        raise WeightsError(f"{folder} is not a folder, so it holds no policy")
+        raise Unusable(f"{folder} is not a folder, so it holds no policy")
     try:
         if quantised := load_pretrained(AutoConfig, folder).to_dict().get("quantization_config"):
             raise ValueError(f"it is quantised ({quantised.get('quant_method')}): take the model's unquantised weights")
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).partition("\nModel type should be one of")[0]
-        raise WeightsError(f"{folder} does not hold a usable policy: {reason}") from error
+        raise Unusable(f"{folder} does not hold a usable policy: {reason}") from error
 
 
 def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
     """The type in which the weights files of `folder` hold each tensor, by name. Reads only the files' headers.
 
-    Raises WeightsError when a file cannot be read, or holds a type other than float32, bfloat16 and float16.
+    Raises Unusable when a file cannot be read, or holds a type other than float32, bfloat16 and float16.
     """
     found: dict[str, torch.dtype] = {}
     try:
@@ -78,10 +73,10 @@ def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
                         continue
                     stored = shard.get_slice(name).get_dtype()
                     if stored not in DTYPES:
-                        raise WeightsError(f"{file}: {name} is {stored}, and only {', '.join(DTYPES)} can be trained")
+                        raise Unusable(f"{file}: {name} is {stored}, and only {', '.join(DTYPES)} can be trained")
                     found[name] = DTYPES[stored]
     except (OSError, SafetensorError, WeightsMissing) as error:
-        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+        raise Unusable(f"{folder} does not hold a usable policy: {error}") from error
     return found
 
 
@@ -122,12 +117,12 @@ def adapter_weights(model: PreTrainedModel) -> Adapter:
 
 
 def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:
-    """Load weights, named as in `trained_weights`. Raises WeightsError naming `source` if they differ."""
+    """Load weights, named as in `trained_weights`. Raises Unusable naming `source` if they differ."""
     expected = set(trained_weights(model))
     if set(weights) != expected:
         odd = sorted(set(weights) ^ expected)[0]
-        raise WeightsError(f"{source} belongs to another model: {odd} is in only one of the two")
+        raise Unusable(f"{source} belongs to another model: {odd} is in only one of the two")
     try:
         model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        raise WeightsError(f"{source} belongs to another model: {error}") from error
+        raise Unusable(f"{source} belongs to another model: {error}") from error

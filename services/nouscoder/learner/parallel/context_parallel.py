@@ -111,7 +111,10 @@ def part_of(whole: MicroBatch, row: DistributedRow) -> RowPart:
     device, length = whole.input_ids.device, whole.input_ids.shape[1]
     padding = -length % (2 * row.size)
     lengths = (*whole.layout.lengths, *([padding] if padding else []))
-    slices = _slices(length + padding, row)
+    # (start, end) in the row of what this rank holds.
+    size = (length + padding) // (2 * row.size)
+    first, second = row.rank, 2 * row.size - 1 - row.rank
+    slices = (first * size, (first + 1) * size), (second * size, (second + 1) * size)
     here = torch.cat([torch.arange(start, end, device=device) for start, end in slices])
     places = _places(length + padding, row, device)
     more = torch.arange(padding, device=device)[None]
@@ -134,13 +137,6 @@ def part_of(whole: MicroBatch, row: DistributedRow) -> RowPart:
 
 def _quotient(values: Tensor, divisor: int) -> Tensor:
     return torch.div(values, divisor, rounding_mode="floor")
-
-
-def _slices(length: int, row: DistributedRow) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(start, end) in the row of what this rank holds."""
-    size = length // (2 * row.size)
-    first, second = row.rank, 2 * row.size - 1 - row.rank
-    return (first * size, (first + 1) * size), (second * size, (second + 1) * size)
 
 
 def _places(length: int, row: DistributedRow, device: torch.device) -> Tensor:

@@ -78,19 +78,16 @@ class Pulse:
             while not self._fault and not self._closed.wait(_COUNT_EVERY_S):
                 store.add(_count_of(self._ranks.rank), 1)
                 for rank in self._counts:
-                    self._look_at(store, rank)
+                    count, now = store.add(_count_of(rank), 0), time.monotonic()
+                    if count != self._counts[rank]:
+                        self._counts[rank], self._counted_at[rank] = count, now
+                    elif now - self._counted_at[rank] > self._ranks.patience_s:
+                        self._fault = (
+                            f"rank {rank} of the learner has not answered for {self._ranks.patience_s:.0f} s:"
+                            " see its log, and start the group again"
+                        )
         except RuntimeError as error:
             self._fault = f"rank 0 of the learner is gone, and its store with it ({str(error).splitlines()[0][:200]})"
-
-    def _look_at(self, store: Store, rank: int) -> None:
-        count, now = store.add(_count_of(rank), 0), time.monotonic()
-        if count != self._counts[rank]:
-            self._counts[rank], self._counted_at[rank] = count, now
-        elif now - self._counted_at[rank] > self._ranks.patience_s:
-            self._fault = (
-                f"rank {rank} of the learner has not answered for {self._ranks.patience_s:.0f} s:"
-                " see its log, and start the group again"
-            )
 
 
 class Leader:

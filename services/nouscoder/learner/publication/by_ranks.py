@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -65,12 +64,11 @@ def own_rows(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype], rank: in
             continue
         data = part.to("cpu", dtypes.get(name, part.dtype), copy=True).contiguous()
         if data.numel():
-            found[name] = Rows(first * (data.nbytes // max(1, len(data)) if data.ndim else 0), _bytes_of(data))
+            found[name] = Rows(
+                first * (data.nbytes // max(1, len(data)) if data.ndim else 0),
+                data.reshape(-1).view(torch.uint8).numpy(),
+            )
     return found
-
-
-def _bytes_of(data: Tensor) -> npt.NDArray[np.uint8]:
-    return data.reshape(-1).view(torch.uint8).numpy()
 
 
 def _layout_of(file: Path) -> tuple[bytes, Layout]:
@@ -118,7 +116,19 @@ class VersionByRanks:
         with self._open:
             write_rows(self.rows, self.before[0].parent, self.folder, 0)
             for rank in range(1, ranks.size):
-                _wait_for(ranks.store, f"{self.folder.name}/{rank}", rank, ranks.patience_s)
+                key = f"{self.folder.name}/{rank}"
+                until = time.monotonic() + ranks.patience_s
+                while not ranks.store.check([key]):
+                    if time.monotonic() > until:
+                        raise RankLost(
+                            f"rank {rank} of the learner did not write its part of a policy within"
+                            f" {ranks.patience_s:.0f} s"
+                        )
+                    time.sleep(_LOOK_AGAIN_S)
+                said = ranks.store.get(key).decode()
+                ranks.store.delete_key(key)
+                if said != _DONE:
+                    raise StorageError(f"rank {rank} of the learner could not write its part of a policy: {said}")
             return tuple(_made_delta(self.folder / file.name, ranks.size) for file in self.before)
 
 
@@ -149,18 +159,6 @@ def write_own_rows(rows: Mapping[str, Rows], before: Path, folder: Path, rank: i
     except Exception as error:  # rank 0 says it and ends; this thread has nobody to tell
         said = str(error) or type(error).__name__
     store.set(f"{folder.name}/{rank}", said)
-
-
-def _wait_for(store: Store, key: str, rank: int, patience_s: float) -> None:
-    until = time.monotonic() + patience_s
-    while not store.check([key]):
-        if time.monotonic() > until:
-            raise RankLost(f"rank {rank} of the learner did not write its part of a policy within {patience_s:.0f} s")
-        time.sleep(_LOOK_AGAIN_S)
-    said = store.get(key).decode()
-    store.delete_key(key)
-    if said != _DONE:
-        raise StorageError(f"rank {rank} of the learner could not write its part of a policy: {said}")
 
 
 def _changes_of(file: Path, rank: int) -> Path:

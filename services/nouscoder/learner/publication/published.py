@@ -130,7 +130,13 @@ class PolicyPublisher:
         # After a crash the same version is often published again. Workers may be reading its files, so they stay.
         if not all(_is_written(final / name, weights) for name, weights in parts.items()):
             with whole_folder(final) as part:
-                _write(part, parts)
+                for name, weights in parts.items():
+                    save_file(weights, part / name)
+                if len(parts) > 1:
+                    total = sum(tensor.nbytes for weights in parts.values() for tensor in weights.values())
+                    places = {tensor: name for name, weights in parts.items() for tensor in weights}
+                    index = {"metadata": {"total_size": total}, "weight_map": places}
+                    (part / INDEX_FILE).write_text(json.dumps(index, indent=1))
                 delta = self._write_delta(part, policy.policy_version, tuple(parts))
         self._before = manifest = self._manifest(final, policy, parts, delta)
         return self._identified(manifest, final)
@@ -174,7 +180,11 @@ class PolicyPublisher:
         return self._identified(manifest, final)
 
     def _write_adapter(self, final: Path, policy: StagedPolicy, adapter: Adapter) -> PolicyManifest:
-        base = self._first_policy()
+        # Its files are read once, because they do not change during a run.
+        if self._base is None:
+            assert self.first is not None, "a publisher of adapters knows the first policy"
+            self._base = PolicyManifest(0, 0, str(self.first), shards_of(self.first), self.transport)
+        base = self._base
         adapter = replace(adapter, base_digest=base.digest)
         file, data = final / ADAPTER_FILE, save(adapter.tensors, adapter.metadata)
         if not file.exists() or file.read_bytes() != data:
@@ -193,13 +203,6 @@ class PolicyPublisher:
         weights = "" if manifest.policy_version else weights_digest(weights_files(whole))
         self._tokenizer = self._tokenizer or tokenizer_digests(self.first)  # it does not change during a run
         return replace(manifest, weights=weights, tokenizer=self._tokenizer)
-
-    def _first_policy(self) -> PolicyManifest:
-        """The first policy. Its files are read once, because they do not change during a run."""
-        if self._base is None:
-            assert self.first is not None, "a publisher of adapters knows the first policy"
-            self._base = PolicyManifest(0, 0, str(self.first), shards_of(self.first), self.transport)
-        return self._base
 
     def _write_delta(self, folder: Path, policy_version: int, names: tuple[str, ...]) -> PolicyDelta | None:
         """Write what changed since the version before. None, and no file, when that version has not the same files."""
@@ -241,16 +244,6 @@ def _cut(weights: dict[str, Tensor], shard_bytes: int) -> dict[str, dict[str, Te
         return {WEIGHTS_FILE: parts[0]}
     # The names that Hugging Face folders use.
     return {f"model-{k:05d}-of-{len(parts):05d}.safetensors": part for k, part in enumerate(parts, 1)}
-
-
-def _write(folder: Path, parts: dict[str, dict[str, Tensor]]) -> None:
-    for name, weights in parts.items():
-        save_file(weights, folder / name)
-    if len(parts) > 1:
-        total = sum(tensor.nbytes for weights in parts.values() for tensor in weights.values())
-        places = {tensor: name for name, weights in parts.items() for tensor in weights}
-        index = {"metadata": {"total_size": total}, "weight_map": places}
-        (folder / INDEX_FILE).write_text(json.dumps(index, indent=1))
 
 
 def _is_written(file: Path, weights: dict[str, Tensor]) -> bool:

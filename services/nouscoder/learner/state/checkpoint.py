@@ -196,7 +196,7 @@ class CheckpointStore:
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint into the trainer. Raises CheckpointError or WeightsError when it belongs to another model."""
+    """Load a checkpoint into the trainer. Raises CheckpointError or Unusable when it belongs to another model."""
     tensors = _load(checkpoint.path, trainer)
     torch.set_rng_state(tensors.pop(_RANDOM_STATE))
     trainer.entropy_coefficient = float(tensors.pop(_ENTROPY_COEFFICIENT))

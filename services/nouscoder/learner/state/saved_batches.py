@@ -86,7 +86,20 @@ class SavedBatches:
         try:
             with path.open("rb") as file:
                 view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            return _batch_from(view)
+            if view[: len(_MAGIC)] != _MAGIC:
+                raise ValueError("it does not begin with the bytes of a batch")
+            index_bytes = int.from_bytes(view[len(_MAGIC) : _START], "little")
+            index = PASSED_BATCH.decode(bytes(view[_START : _START + index_bytes]))
+            offset = _START + index_bytes + -index_bytes % 8
+            rollouts = []
+            for recorded in index.rollouts:
+                end = offset + size_of_record(view[offset:])
+                verdict = VERDICT.decode(recorded.verdict)
+                rollouts.append(GradedRollout(decode_rollout(view[offset:end]), verdict, recorded.reward))
+                offset = end
+            if offset != len(view):
+                raise ValueError(f"its records end at byte {offset} of {len(view)}")
+            return Batch(index.batch_id, tuple(rollouts), index.policy_version, index.completed)
         except OSError as error:
             raise SavedBatchError(f"{path} cannot be read: {error.strerror}") from error
         except Exception as error:
@@ -98,23 +111,6 @@ class SavedBatches:
 
     def _path(self, batch_id: int) -> Path:
         return self.folder / f"{batch_id:08d}{_SUFFIX}"
-
-
-def _batch_from(view: memoryview) -> Batch:
-    if view[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("it does not begin with the bytes of a batch")
-    index_bytes = int.from_bytes(view[len(_MAGIC) : _START], "little")
-    index = PASSED_BATCH.decode(bytes(view[_START : _START + index_bytes]))
-    offset = _START + index_bytes + -index_bytes % 8
-    rollouts = []
-    for recorded in index.rollouts:
-        end = offset + size_of_record(view[offset:])
-        verdict = VERDICT.decode(recorded.verdict)
-        rollouts.append(GradedRollout(decode_rollout(view[offset:end]), verdict, recorded.reward))
-        offset = end
-    if offset != len(view):
-        raise ValueError(f"its records end at byte {offset} of {len(view)}")
-    return Batch(index.batch_id, tuple(rollouts), index.policy_version, index.completed)
 
 
 # The settings with which each batch was trained.

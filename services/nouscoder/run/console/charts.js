@@ -1,12 +1,14 @@
 // The charts of one run or of two, drawn by uPlot from points that come piece by piece. Text is only ever set as text.
+// `element` is that of rollouts.js, which the page loads before.
 
 const HEIGHT = 220, MOST_ROWS = 1000;
 const DASHES = [[], [7, 4], [2, 4], [8, 3, 2, 3], [12, 3], [4, 2], [1, 4], [10, 3, 2, 3, 2, 3]];
 
-export function element(name, text, classes) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (classes) made.className = classes;
+// A row of a table: a heading, or several of them, and cells.
+export function row(scope, heads, texts = []) {
+  const made = element("tr");
+  for (const text of heads) made.append(Object.assign(element("th", text), { scope }));
+  made.append(...texts.map((text) => element("td", text)));
   return made;
 }
 
@@ -16,6 +18,14 @@ export function shortNumber(value) {
   if (value === null || value === undefined) return "-";
   return value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e7)
     ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+}
+
+// A value to one digit of its error, or two where the first is 1.
+export function withError(value, error) {
+  if (!error || value === null || value === undefined) return shortNumber(value);
+  const power = Math.floor(Math.log10(error));
+  const digits = Math.min(Math.max(0, -power + (error < 2 * 10 ** power)), 9);
+  return value.toFixed(digits) + " ± " + error.toFixed(digits);
 }
 
 // One chart: its figure, and the points of its series by run, name and x.
@@ -37,7 +47,8 @@ class Chart {
     box.tabIndex = 0;
     this.values.append(element("summary", "values"), box);
     const caption = element("figcaption");
-    caption.append(element("h3", told.title), this.legend);
+    this.title = element("h3", told.title);
+    caption.append(this.title, this.legend);
     this.figure.append(caption, this.plot, this.at);
     if (told.note) this.figure.append(element("p", told.note, "note"));
     this.figure.append(this.values);
@@ -79,7 +90,9 @@ class Chart {
     if (!found.length) return;
     this.shown = this.data();
     const data = this.told.layered ? shares(this.shown) : this.shown;
-    const names = [...this.series.keys()].join() + this.plot.clientWidth + colour("--ink");
+    this.isLog = needsLog(this.told, data);
+    this.title.textContent = this.told.title + (this.isLog ? ", log axis" : "");
+    const names = [...this.series.keys()].join() + this.isLog + this.plot.clientWidth + colour("--ink");
     if (names !== this.names) {
       this.names = names;
       this.drawn?.destroy();
@@ -105,6 +118,7 @@ class Chart {
     const { told } = this;
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false } };
     const bars = told.layered ? uPlot.paths.bars({ size: [0.92] }) : undefined;
+    const line = uPlot.paths.linear();
     const order = found.map((one, at) => ({
       label: one.name,
       stroke: colour("--series-" + (at % 8)),
@@ -112,11 +126,12 @@ class Chart {
       width: told.layered ? 0 : 2,
       dash: DASHES[at % 8],
       spanGaps: one.joined,
-      paths: bars,
-      points: told.layered ? { show: false } : { size: 6, show: (plot, index) => alone(plot.data[index]) },
+      paths: bars ?? ((plot, index, ...rest) => few(plot.data[index], one.joined, 2) ? null : line(plot, index, ...rest)),
+      points: told.layered ? { show: false } : { size: 6, show: (plot, index) => few(plot.data[index], one.joined, 24) },
     }));
     const bounds = (plot, min, max) => {
-      const [low, high] = uPlot.rangeNum(min ?? 0, (min || max) ? max : 1, 0.1, true);
+      const error = Math.max(0, ...found.flatMap((one) => [...one.points.values()].map((point) => point[1] ?? 0)));
+      const [low, high] = uPlot.rangeNum((min ?? 0) - error, ((min || max) ? max : 1) + error, 0.1, true);
       const [bottom, top] = told.layered ? [0, 1] : [told.low ?? low, told.high ?? high];
       return [bottom, top > bottom ? top : bottom + 1];
     };
@@ -124,10 +139,10 @@ class Chart {
       width: Math.max(200, this.plot.clientWidth),
       height: HEIGHT,
       legend: { show: false },
-      scales: { x: { time: false }, y: { range: bounds } },
+      scales: { x: { time: false }, y: this.isLog ? { distr: 3 } : { range: bounds } },
       axes: [
         { ...axis, size: 26, gap: 4, label: told.x, labelSize: 16, labelGap: 0, labelFont: "12px system-ui" },
-        { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => (told.layered ? 100 * tick + " %" : shortNumber(tick))) },
+        { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => (told.layered ? 100 * tick + " %" : tick === null ? "" : shortNumber(tick))) },
       ],
       cursor: {
         drag: { x: told.x === "step", y: false, setScale: false },
@@ -152,7 +167,11 @@ class Chart {
   }
 
   whiskers(plot, found) {
-    const context = plot.ctx;
+    const context = plot.ctx, { left, top, width, height } = plot.bbox;
+    context.save();
+    context.beginPath();
+    context.rect(left - 2, top, width + 4, height);
+    context.clip();
     found.forEach((one, at) => {
       context.strokeStyle = colour("--series-" + (at % 8));
       context.lineWidth = 1.5 * devicePixelRatio;
@@ -165,6 +184,7 @@ class Chart {
         context.stroke();
       }
     });
+    context.restore();
   }
 
   showLegend(found) {
@@ -188,7 +208,7 @@ class Chart {
 
   text(one, x) {
     const [value, error] = one.points.get(x) ?? [null];
-    return shortNumber(value) + (error ? " ± " + shortNumber(error) : "") + (value === null ? "" : this.told.unit);
+    return withError(value, error) + (value === null ? "" : this.told.unit);
   }
 
   // The values at a point; without one those of the last point of each series.
@@ -198,7 +218,7 @@ class Chart {
       const last = x === null ? [...one.points.keys()].reduce((a, b) => Math.max(a, b)) : x;
       if (this.told_values[at]) this.told_values[at].value.textContent = this.text(one, last);
     });
-    this.at.textContent = x === null ? "newest values" : "at " + this.told.x + " " + x;
+    this.at.textContent = x === null ? "" : "at " + this.told.x + " " + x;
   }
 
   read(event) {
@@ -217,27 +237,24 @@ class Chart {
     const found = [...this.series.values()];
     const several = new Set(found.map((one) => one.run)).size > 1;
     const table = element("table");
-    const head = table.createTHead().insertRow();
-    for (const name of [this.told.x, ...found.map((one) => (several ? one.run + ": " : "") + one.name)]) {
-      const cell = element("th", name);
-      cell.scope = "col";
-      head.append(cell);
-    }
-    const body = table.createTBody();
-    for (const x of this.shown[0].slice(-MOST_ROWS)) {
-      const row = body.insertRow();
-      const cell = element("th", x);
-      cell.scope = "row";
-      row.append(cell, ...found.map((one) => element("td", this.text(one, x))));
-    }
+    const names = found.map((one) => (several ? one.run + ": " : "") + one.name);
+    table.createTHead().append(row("col", [this.told.x, ...names]));
+    const xs = this.shown[0].slice(-MOST_ROWS);
+    table.createTBody().append(...xs.map((x) => row("row", [x], found.map((one) => this.text(one, x)))));
     this.values.lastChild.replaceChildren(table);
   }
 }
 
-// Whether a value of a line has no neighbour, so that only a point shows it.
-function alone(values) {
-  const there = values.filter((value) => value !== null && value !== undefined);
-  return there.length === 1;
+// Whether a line has one value, or a joined one at most `most`: then they are dots.
+function few(values, joined, most) {
+  return values.filter((value) => value !== null && value !== undefined).length <= (joined ? most : 1);
+}
+
+// As Chart.is_logarithmic (report/charts.py): whether an outlier would flatten the curves.
+function needsLog({ layered, high }, [, ...values]) {
+  const there = values.flat().filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
+  const middle = there[there.length >> 1];
+  return !layered && high === null && middle > 0 && middle < 1000 * there[0] && there[there.length - 1] > 10 * middle;
 }
 
 // Each value and those below it as a share of the sum at that x. The first series is on top, so it is drawn first.

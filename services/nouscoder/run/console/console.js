@@ -1,7 +1,7 @@
 // The live page of a run. Everything comes as events (run/console/feed.py); a connection that breaks comes back with
 // the id of its last event, so nothing is missed. Text is only ever set as text.
 
-import { Charts, element } from "./charts.js";
+import { Charts } from "./charts.js";
 import { ledgerLine, showBlockers, showEvaluations, showProcesses, showSentences, tiles } from "./tables.js";
 
 const TRY_AGAIN_MS = 5000, FIRST_BATCHES = 4, MOST_ROLLOUTS = 1024;

@@ -1,6 +1,6 @@
 // The state, the ledger and the evaluations of a run as elements. Text is only ever set as text.
 
-import { element, shortNumber } from "./charts.js";
+import { row, shortNumber, withError } from "./charts.js";
 
 export function tiles(place, facts) {
   place.replaceChildren(...Object.entries(facts).map(([name, value]) => {
@@ -51,27 +51,13 @@ export function showSentences(place, said) {
 
 // `runs` is [[name, rows]...]; the rows of a run are its evaluations, the newest first in the table.
 export function showEvaluations(table, runs) {
-  const rows = runs.flatMap(([run, found]) => found.map((row) => ({ run, ...row })).reverse());
-  const ks = [...new Set(rows.flatMap((row) => Object.keys(row.pass_at_k ?? {})))]
+  const rows = runs.flatMap(([run, found]) => found.map((one) => ({ run, ...one })).reverse());
+  const ks = [...new Set(rows.flatMap((one) => Object.keys(one.pass_at_k ?? {})))]
     .filter((k) => Number(k) > 1).sort((a, b) => a - b);
   const names = ["run", "step", "policy version", "pass@1", ...ks.map((k) => "pass@" + k), "problems", "rollouts"];
-  const head = element("tr");
-  for (const name of names) {
-    const cell = element("th", name);
-    cell.scope = "col";
-    head.append(cell);
-  }
-  table.tHead.replaceChildren(head);
-  table.tBodies[0].replaceChildren(...rows.map((row) => {
-    const line = element("tr");
-    const cell = element("th", row.run);
-    cell.scope = "row";
-    const error = row.standard_error ? " ± " + shortNumber(row.standard_error) : "";
-    line.append(cell);
-    for (const text of [
-      shortNumber(row.step), row.policy_version, shortNumber(row.pass_at_1) + error,
-      ...ks.map((k) => shortNumber(row.pass_at_k?.[k])), shortNumber(row.num_problems), shortNumber(row.num_rollouts),
-    ]) line.append(element("td", text));
-    return line;
-  }));
+  table.tHead.replaceChildren(row("col", names));
+  table.tBodies[0].replaceChildren(...rows.map((one) => row("row", [one.run], [
+    shortNumber(one.step), one.policy_version, withError(one.pass_at_1, one.standard_error),
+    ...ks.map((k) => shortNumber(one.pass_at_k?.[k])), shortNumber(one.num_problems), shortNumber(one.num_rollouts),
+  ])));
 }

@@ -94,26 +94,27 @@ class Quotas:
     def admitted(self, caller: Caller) -> Iterator[None]:
         """Admit one submission of `caller` for the duration of the context. Raises QuotaExceeded."""
         with self._ledger.account(caller.client) as account:
-            self._charge(caller, account)
+            most, per_minute = caller.quota.max_in_flight, caller.quota.submissions_per_minute
+            share = _REQUESTS_SHARE if caller.in_background else 0.0
+            if most is not None and account.in_flight >= most - min(most - 1, math.ceil(share * most)):
+                raise QuotaExceeded(
+                    1, f"{caller.client} has {most} submissions in flight, the most that its key allows"
+                )
+            if per_minute is not None:
+                account.refill(per_minute, self._clock())
+                least = 1 + share * (per_minute - 1)
+                if account.left < least:
+                    wait_s = max(1, math.ceil((least - account.left) * 60 / per_minute))
+                    raise QuotaExceeded(
+                        wait_s, f"{caller.client} may submit {per_minute} a minute, retry in {wait_s} s"
+                    )
+                account.left -= 1
             account.in_flight += 1
         try:
             yield
         finally:
             with self._ledger.account(caller.client) as account:
                 account.in_flight -= 1
-
-    def _charge(self, caller: Caller, account: Account) -> None:
-        most, per_minute = caller.quota.max_in_flight, caller.quota.submissions_per_minute
-        share = _REQUESTS_SHARE if caller.in_background else 0.0
-        if most is not None and account.in_flight >= most - min(most - 1, math.ceil(share * most)):
-            raise QuotaExceeded(1, f"{caller.client} has {most} submissions in flight, the most that its key allows")
-        if per_minute is not None:
-            account.refill(per_minute, self._clock())
-            least = 1 + share * (per_minute - 1)
-            if account.left < least:
-                wait_s = max(1, math.ceil((least - account.left) * 60 / per_minute))
-                raise QuotaExceeded(wait_s, f"{caller.client} may submit {per_minute} a minute, retry in {wait_s} s")
-            account.left -= 1
 
 
 class QuotaGrader(GraderDecorator):
@@ -202,7 +203,19 @@ class ClientTests:
         def admit(stored: StoredTests) -> None:
             nonlocal new_bytes
             new_bytes = 0 if self._store.has(stored.digest) else stored.file_bytes
-            self._admit(stored, known, new_bytes)
+            expiry = f"tests that are not used are deleted after {self._section.expiry_s:g} s"
+            is_new = hex_of(stored.digest) not in known.held
+            if is_new and known.num_bytes + stored.num_bytes > self._section.client_bytes:
+                raise StorageFull(
+                    f"these tests have {stored.num_bytes} bytes, {known.num_bytes} are stored, and a client may store"
+                    f" {self._section.client_bytes}; {expiry}"
+                )
+            of_all = (self._counted or 0) + self._added
+            if new_bytes and of_all + new_bytes > self._section.store_bytes:
+                raise StorageFull(
+                    f"these tests take {new_bytes} bytes, all clients' tests take {of_all}, and the store may hold"
+                    f" {self._section.store_bytes}; {expiry}"
+                )
 
         if isinstance(tests, Path):
             assert file_of is not None
@@ -215,22 +228,6 @@ class ClientTests:
         self._blobs.put(_name(client, digits, stored.num_bytes), b"")
         self._lists[client].add(digits, _Held(stored.num_bytes, self._clock()))  # a grading may have read it again
         return stored
-
-    def _admit(self, stored: StoredTests, known: _ClientList, new_bytes: int) -> None:
-        """Check both bounds. Raises StorageFull."""
-        expiry = f"tests that are not used are deleted after {self._section.expiry_s:g} s"
-        is_new = hex_of(stored.digest) not in known.held
-        if is_new and known.num_bytes + stored.num_bytes > self._section.client_bytes:
-            raise StorageFull(
-                f"these tests have {stored.num_bytes} bytes, {known.num_bytes} are stored, and a client may store"
-                f" {self._section.client_bytes}; {expiry}"
-            )
-        of_all = (self._counted or 0) + self._added
-        if new_bytes and of_all + new_bytes > self._section.store_bytes:
-            raise StorageFull(
-                f"these tests take {new_bytes} bytes, all clients' tests take {of_all}, and the store may hold"
-                f" {self._section.store_bytes}; {expiry}"
-            )
 
     @asynccontextmanager
     async def opened(self, client: str, digest: str) -> AsyncIterator[Tests]:

@@ -29,6 +29,11 @@ FAULTS: dict[int | str, dict[str, Any]] = {
     503: {"model": Fault, "description": "The service is draining."},
     504: {"model": Fault, "description": "The X-Deadline-S of the request has passed."},
 }
+# What the document says of a call of another project, whose body that project defines.
+AS_ELSEWHERE: dict[str, Any] = {
+    "responses": FAULTS,
+    "openapi_extra": {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}},
+}
 
 
 class Draining(Exception):

@@ -63,6 +63,16 @@ _REWARD = {
     "prompts": ["Print 3."],
     "labels": ['{"inputs": [""], "outputs": ["3"]}'],
 }
+_PYTEST = {
+    "code": "def add(a, b):\n    return a + b\n",
+    "tests": {"type": "pytest", "file": "from solution import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"},
+}
+_PUBLIC = {"code": "print(3)", "tests": {"inputs": [""], "outputs": ["3"]}}
+_OTHER_FORMS = {
+    "type": "object",
+    "properties": {"type": {"const": "pytest"}},
+    "description": "a file for pytest (`file`), or a public form, such as inputs with outputs: docs/verdicts.md",
+}
 _LINES = [{"id": "first", **_PROGRAM}, {"id": "second", **_CALL}]
 _SUBMIT = {
     "dataset": "CommonOJDataset",
@@ -71,7 +81,7 @@ _SUBMIT = {
     "config": {"language": "python", "provided_data": {"test": [{"input": {"stdin": "3"}, "output": {"stdout": "3"}}]}},
 }
 _EXAMPLES: dict[str, dict[str, Any]] = {
-    "/v1/grade": {"program": _PROGRAM, "function": _CALL},
+    "/v1/grade": {"program": _PROGRAM, "function": _CALL, "pytest": _PYTEST, "public form": _PUBLIC},
     "/v1/grade/stream": {"program": _PROGRAM},
     "/v1/grade/batch": {"two lines": _LINES},
     "/v1/jobs": {"two lines": _LINES},
@@ -87,7 +97,8 @@ _SECURITY_SCHEMES = {
 }
 _ABOUT = (
     "Grades programs with tests in sandboxes. Every submission that was graded gets status 200 with its verdict; other "
-    "statuses say why nothing was graded. docs/grading.md and docs/verdicts.md of NousCoder define the fields."
+    "statuses say why nothing was graded. docs/grading.md and docs/verdicts.md of NousCoder define the fields. "
+    "OpenEnv's calls are in /openenv/openapi.json, and its sessions a WebSocket at /openenv/ws (docs/protocols.md)."
 )
 _REQUEST_ID = {"description": "the request's id", "required": True, "schema": {"type": "string"}}
 _RETRY_AFTER = {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}}
@@ -110,6 +121,8 @@ def openapi_document(
         schema = model.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
+    ours = schemas["GradeRequest"]["properties"]["tests"]
+    schemas["GradeRequest"]["properties"]["tests"] = {"anyOf": [ours, _OTHER_FORMS]}
     schemas["Tests"] = schemas["GradeRequest"]["properties"]["tests"]
     for path, item in document["paths"].items():
         for operation in item.values():

@@ -19,7 +19,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
-from starlette.types import Scope
 
 from nouscoder.domain.reasoning import opened_by
 from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
@@ -269,20 +268,16 @@ def add_run_code(app: FastAPI, runner: CodeRunner, enter: Callable[[], None], ma
             enter()
             run_request = await bodies.parsed(await read_body(request, max_body_bytes), parse_run_code)
             answer = await while_connected(request.receive, runner.run(run_request))
-            return await _counted(request.scope, answer)
+            # Counted in the memory budget before it is JSON.
+            most_bytes = _HEAD_BYTES + BYTES_PER_CHAR * answer.memory_bytes
+            if most_bytes <= MAX_PIECE_BYTES:
+                await add_answer(request.scope, most_bytes)
+                return Response(answer.model_dump_json(), media_type=_JSON)
+            await add_answer(request.scope, answer.memory_bytes + MAX_PIECE_BYTES)
+            return StreamingResponse(json_pieces(answer.model_dump()), media_type=_JSON)
         except (QueueFull, Draining, CompileStarved) as error:
             # The callers of this path repeat only a 504 (run_code.py).
             return fault(504, str(error) or "the service is draining", **{"Retry-After": "1"})
-
-
-async def _counted(scope: Scope, answer: RunCodeAnswer) -> Response:
-    """The answer, counted in the memory budget before it is JSON. Raises MemoryBudgetExceeded."""
-    most_bytes = _HEAD_BYTES + BYTES_PER_CHAR * answer.memory_bytes
-    if most_bytes <= MAX_PIECE_BYTES:
-        await add_answer(scope, most_bytes)
-        return Response(answer.model_dump_json(), media_type=_JSON)
-    await add_answer(scope, answer.memory_bytes + MAX_PIECE_BYTES)
-    return StreamingResponse(json_pieces(answer.model_dump()), media_type=_JSON)
 
 
 def add_submit(app: FastAPI, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:

@@ -237,7 +237,7 @@ def _tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
 
 
 def grpc_credentials(section: TlsSection) -> grpc.ServerCredentials | None:
-    """The credentials of the gRPC API; None when TLS is off. Raises TlsUnusable."""
+    """The credentials of the gRPC API; None when TLS is off. Raises Unusable."""
     if not section.certificate:
         return None
 

@@ -200,7 +200,12 @@ def _parse_line(line: bytes, values: ValueCount) -> tuple[object, Submission | I
     try:
         record = json.loads(line.decode())
         if isinstance(record, dict) and "id" in record:
-            found_id = _checked_id(record.pop("id"))
+            value = record.pop("id")
+            if isinstance(value, list | dict) or value != value or value in (math.inf, -math.inf):
+                raise InvalidSubmission("id", "must be a text or a number")
+            if len(str(value)) > _MAX_ID_CHARS:
+                raise InvalidSubmission("id", f"must have at most {_MAX_ID_CHARS} characters")
+            found_id = value
             line = json_bytes(record)
         del record
         return found_id, parse_submission(line, values)
@@ -208,11 +213,3 @@ def _parse_line(line: bytes, values: ValueCount) -> tuple[object, Submission | I
         return found_id, error
     except (ValueError, RecursionError):
         return found_id, InvalidSubmission("body", "not JSON")
-
-
-def _checked_id(value: object) -> object:
-    if isinstance(value, list | dict) or value != value or value in (math.inf, -math.inf):
-        raise InvalidSubmission("id", "must be a text or a number")
-    if len(str(value)) > _MAX_ID_CHARS:
-        raise InvalidSubmission("id", f"must have at most {_MAX_ID_CHARS} characters")
-    return value

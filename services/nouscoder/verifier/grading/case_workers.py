@@ -161,7 +161,14 @@ class WorkerGroup:
             if self._max_workers > 1:
                 self._start_worker(group)
             else:  # in this task
-                await self._run_alone(group)
+                me = asyncio.current_task()
+                assert me is not None
+                self._active[me] = None
+                self._num_workers += 1
+                try:
+                    await self._run_worker(group)
+                finally:
+                    self._ended(me)
         if self._failure is not None:
             raise self._failure
         if not self._progress.is_known:
@@ -172,16 +179,6 @@ class WorkerGroup:
         self._active[worker] = None
         self._num_workers += 1
         worker.add_done_callback(self._ended)  # a callback, because a task can be cancelled before its first step
-
-    async def _run_alone(self, group: asyncio.TaskGroup) -> None:
-        me = asyncio.current_task()
-        assert me is not None
-        self._active[me] = None
-        self._num_workers += 1
-        try:
-            await self._run_worker(group)
-        finally:
-            self._ended(me)
 
     def _ended(self, worker: _Worker) -> None:
         self._active.pop(worker, None)
@@ -205,7 +202,9 @@ class WorkerGroup:
 
     def _next_test(self, me: _Worker, group: asyncio.TaskGroup) -> int | None:
         """The next test of this worker; None when the worker must end. Workers take tests here and nowhere else."""
-        yields_slot = self._slots.waiting and self._others_go_on(me)
+        yields_slot = self._slots.waiting and any(
+            index is not None for worker, index in self._active.items() if worker is not me
+        )
         index = None if yields_slot else self._progress.take()
         if index is None:
             del self._active[me]
@@ -215,9 +214,6 @@ class WorkerGroup:
             self._work.worker_opened()
             self._start_worker(group)
         return index
-
-    def _others_go_on(self, me: _Worker) -> bool:
-        return any(index is not None for worker, index in self._active.items() if worker is not me)
 
     def _another_pays(self) -> bool:
         if len(self._active) >= self._max_workers or not self._num_tests or self._open_s is None:

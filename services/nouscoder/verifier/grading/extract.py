@@ -96,7 +96,11 @@ def extract_program(
 ) -> FoundProgram | None:
     """The program in `completion`, in one of `languages`. None when there is none; the verdict is then no_code."""
     if profile.is_lcb:
-        code = _between_last_fences(completion)
+        # LiveCodeBench's rule (lcb_runner/utils/extraction_utils.py).
+        closing = completion.rfind("\n", 0, max(0, completion.rfind("```")))
+        opening = completion.rfind("```", 0, max(0, closing))
+        begin = completion.find("\n", opening)
+        code = None if opening < 0 else completion[begin + 1 : closing]
         found = None if code is None else FoundProgram(code, languages[0])
     else:
         found = _Scan(completion.replace("\r\n", "\n"), languages).program()
@@ -107,14 +111,6 @@ def extract_code(completion: str, language: str = "python", profile: Profile = P
     """The code of the program in `completion`, where one language is asked for."""
     found = extract_program(completion, (language,), profile)
     return None if found is None else found.code
-
-
-def _between_last_fences(text: str) -> str | None:
-    """LiveCodeBench's rule (lcb_runner/utils/extraction_utils.py)."""
-    closing = text.rfind("\n", 0, max(0, text.rfind("```")))
-    opening = text.rfind("```", 0, max(0, closing))
-    begin = text.find("\n", opening)
-    return None if opening < 0 else text[begin + 1 : closing]
 
 
 @dataclass(slots=True)

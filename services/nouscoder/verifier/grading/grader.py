@@ -55,7 +55,6 @@ from nouscoder.verifier.judges.asserting import require_long_python
 from nouscoder.verifier.judges.judge import Judge, encoded, in_turn, takes_long
 from nouscoder.verifier.judges.math_worker import End
 from nouscoder.verifier.judges.mathematics import QUICK, Compared, MathLimits, MathProcess, compare, rulings_of
-from nouscoder.verifier.judges.rulings import Ruling
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox, with_libraries
 from nouscoder.verifier.sandbox.base import (
@@ -372,7 +371,14 @@ class MathLane:
                 message = count_error(self._metrics, error)
             else:
                 rulings = rulings_of(compared, len(tests.cases), self.limits)
-                await self._record(rulings, answer, progress, on_outcome)
+                shown = RunResult(Exit.EXITED, 0, 0, 0.0, 0.0, 0, encoded(answer), b"")
+                while (index := progress.take()) is not None:
+                    if rulings[index].outcome is VerdictKind.INTERNAL_ERROR:
+                        count_failure(self._metrics, FailureCause.JUDGE, rulings[index].remark)
+                    for outcome in await progress.record(index, shown, rulings[index]):
+                        self._metrics.tested(outcome)
+                        if on_outcome is not None:
+                            on_outcome(outcome)
                 return progress.verdict()
         return progress.ended(VerdictKind.INTERNAL_ERROR, message)
 
@@ -384,18 +390,6 @@ class MathLane:
             return compared
         async with self._slow.slot(caller.client, in_background=caller.in_background):
             return await compare(self.process, tests, answer, self.limits, compared)
-
-    async def _record(
-        self, rulings: list[Ruling], answer: str, progress: SubmissionProgress, on_outcome: OnOutcome | None
-    ) -> None:
-        shown = RunResult(Exit.EXITED, 0, 0, 0.0, 0.0, 0, encoded(answer), b"")
-        while (index := progress.take()) is not None:
-            if rulings[index].outcome is VerdictKind.INTERNAL_ERROR:
-                count_failure(self._metrics, FailureCause.JUDGE, rulings[index].remark)
-            for outcome in await progress.record(index, shown, rulings[index]):
-                self._metrics.tested(outcome)
-                if on_outcome is not None:
-                    on_outcome(outcome)
 
     async def close(self) -> None:
         """End the process. Answers that are being compared get internal_error."""

@@ -178,22 +178,19 @@ class SubmissionProgress:
         """Count the outcomes that have become final, and return them."""
         num_before = len(self._final)
         while not self.is_known and (judged := self._ahead.pop(len(self._final), None)) is not None:
-            self._count(judged)
+            outcome = judged.outcome
+            if outcome.stderr is not None:
+                outcome = replace(outcome, stderr=outcome.stderr if self._stderr_left > 0 else "")
+                self._stderr_left -= len(outcome.stderr or "")
+            self._final.append(outcome)
+            failure = judged.failure
+            if failure is not None and (self._failure is None or failure.index < self._failure.index):
+                self._failure, self._fault = failure, judged.fault
+            self._spent_s += judged.spent_s
+            if self._spent_s > self._max_spent_s and not self.is_known:
+                self._out_of_time = True
+                self._end = len(self._final)
         return self._final[num_before:]
-
-    def _count(self, judged: _Judged) -> None:
-        outcome = judged.outcome
-        if outcome.stderr is not None:
-            outcome = replace(outcome, stderr=outcome.stderr if self._stderr_left > 0 else "")
-            self._stderr_left -= len(outcome.stderr or "")
-        self._final.append(outcome)
-        failure = judged.failure
-        if failure is not None and (self._failure is None or failure.index < self._failure.index):
-            self._failure, self._fault = failure, judged.fault
-        self._spent_s += judged.spent_s
-        if self._spent_s > self._max_spent_s and not self.is_known:
-            self._out_of_time = True
-            self._end = len(self._final)
 
     def verdict(self) -> Verdict:
         """The verdict, once it is known: the outcome of the failed test with the lowest index, or accepted.

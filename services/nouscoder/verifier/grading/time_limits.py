@@ -131,7 +131,12 @@ class ExclusiveRunLock:
     @asynccontextmanager
     async def _alone(self, patience_s: float) -> AsyncIterator[None]:
         try:
-            await self._wait_until_idle(patience_s)
+            try:
+                async with asyncio.timeout(patience_s):
+                    while not await self._drained():
+                        pass
+            except TimeoutError:
+                raise ExclusiveRunTimeout from None
             begun_s = self._clock()
             self._others.close(ALONE_S)
             reopening = asyncio.get_running_loop().call_later(ALONE_S, self._open.set)
@@ -145,17 +150,15 @@ class ExclusiveRunLock:
             self._open.set()
             self._others.open()
 
-    async def _wait_until_idle(self, patience_s: float) -> None:
-        try:
-            async with asyncio.timeout(patience_s):
-                while not await self._drained():
-                    pass
-        except TimeoutError:
-            raise ExclusiveRunTimeout from None
-
     async def _drained(self) -> bool:
         """Begin no other run until those in progress have ended; False when that takes longer than DRAIN_S seconds."""
-        await self._wait_for_rest()
+        left_s = self._others.rest_until_s - self._clock()
+        if left_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._idle.wait()
+                    while self._others.num_running:
+                        await asyncio.sleep(_POLL_S)
         self._open.clear()
         self._others.close(DRAIN_S)
         with contextlib.suppress(TimeoutError):
@@ -168,15 +171,6 @@ class ExclusiveRunLock:
         self._others.open()
         self._others.rest_until_s = self._clock() + REST * DRAIN_S
         return False
-
-    async def _wait_for_rest(self) -> None:
-        left_s = self._others.rest_until_s - self._clock()
-        if left_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._idle.wait()
-                    while self._others.num_running:
-                        await asyncio.sleep(_POLL_S)
 
 
 @dataclass(slots=True)

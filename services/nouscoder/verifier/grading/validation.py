@@ -43,7 +43,12 @@ class InvalidSubmission(ValueError):
     """The submission cannot be graded because of a fault in the request, not in the candidate. Names the field."""
 
     def __init__(self, field: str, message: str) -> None:
-        self.field = _shortened(field)
+        # It can be text of the client: an unknown field, a key, a file name.
+        begin = field[:_FIELD_CHARS]
+        shown = begin if begin.isprintable() else ascii(begin)[1:-1]
+        self.field = (
+            shown if len(field) <= _FIELD_CHARS and len(shown) <= _FIELD_CHARS else shown[:_FIELD_CHARS] + "..."
+        )
         super().__init__(f"{self.field}: {message}")
 
 
@@ -56,13 +61,6 @@ class TooLarge(InvalidSubmission):
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(field, f"{message}; {STORE_TESTS}")
-
-
-def _shortened(field: str) -> str:
-    """The field's name, short and printable. It can be text of the client: an unknown field, a key, a file name."""
-    begin = field[:_FIELD_CHARS]
-    shown = begin if begin.isprintable() else ascii(begin)[1:-1]
-    return shown if len(field) <= _FIELD_CHARS and len(shown) <= _FIELD_CHARS else shown[:_FIELD_CHARS] + "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +83,12 @@ def validate(submission: Submission, bounds: Bounds) -> None:
         raise fault
 
 
-def _compares_bytes(submission: Submission) -> bool:
-    """Whether the output of programs is compared without reading numbers."""
+def _ignores(submission: Submission, name: str) -> bool:
+    """Whether this tolerance plays no part when the output of programs is compared."""
     kinds = (ComparatorKind.EXACT, ComparatorKind.LINES, ComparatorKind.UNORDERED_LINES)
-    return isinstance(submission.tests, StdinTests) and submission.comparator.kind in kinds
+    kind, is_relative = submission.comparator.kind, name == "relative_tolerance"
+    ignored = kind in kinds or (kind is ComparatorKind.LCB and is_relative)
+    return isinstance(submission.tests, StdinTests) and ignored
 
 
 def faults(submission: Submission, bounds: Bounds) -> Iterator[InvalidSubmission]:
@@ -103,10 +103,8 @@ def faults(submission: Submission, bounds: Bounds) -> Iterator[InvalidSubmission
     for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
         if not 0 <= getattr(submission.comparator, name) < math.inf:
             yield InvalidSubmission(f"comparator.{name}", "must be a number of at least 0")
-        elif getattr(submission.comparator, name) and _compares_bytes(submission):
-            yield InvalidSubmission(
-                f"comparator.{name}", f"{submission.comparator.kind} compares no numbers: take tokens"
-            )
+        elif getattr(submission.comparator, name) and _ignores(submission, name):
+            yield InvalidSubmission(f"comparator.{name}", f"{submission.comparator.kind} does not use it: take tokens")
     for item in fields(Limits):
         requested, maximum = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
         if not requested <= maximum:
@@ -174,7 +172,15 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
         case AssertTests() if sum(map(len, tests.cases), len(tests.setup)) > bounds.num_assert_chars:
             raise InvalidSubmission("tests", f"cases and setup may total at most {bounds.num_assert_chars} characters")
         case AssertTests() if tests.module:
-            _validate_pytest(tests)
+            if tests.module in sys.stdlib_module_names | _OF_PYTEST:
+                raise InvalidSubmission("tests.module", f"{tests.module} is the name of a module that pytest needs")
+            if not tests.setup:
+                raise InvalidSubmission("tests.setup", "must be the file of tests")
+            for index in range(len(tests.cases)):
+                if not _TEST_NAME.fullmatch(tests.cases[index]):
+                    raise InvalidSubmission(
+                        f"tests.cases[{index}]", "must be the name of a test: test_f or TestF::test_one"
+                    )
         case CheckerTests():
             _require_language(tests.checker.language, "tests.checker.language")
             if tests.of_code and tests.checker.protocol is not JudgeProtocol.TESTLIB:
@@ -191,16 +197,6 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
             raise NotInstalled("tests.type", f"math needs the library math-verify: {how_to_install('math')}")
         case _:
             pass
-
-
-def _validate_pytest(tests: AssertTests) -> None:
-    if tests.module in sys.stdlib_module_names | _OF_PYTEST:
-        raise InvalidSubmission("tests.module", f"{tests.module} is the name of a module that pytest needs")
-    if not tests.setup:
-        raise InvalidSubmission("tests.setup", "must be the file of tests")
-    for index in range(len(tests.cases)):
-        if not _TEST_NAME.fullmatch(tests.cases[index]):
-            raise InvalidSubmission(f"tests.cases[{index}]", "must be the name of a test: test_f or TestF::test_one")
 
 
 def _validate_profile(submission: Submission, bounds: Bounds) -> None:

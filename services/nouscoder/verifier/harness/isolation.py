@@ -185,7 +185,10 @@ def enter_root(read_only: tuple[str, ...]) -> None:
     """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     parts = RootParts.open(read_only)
-    crossed = _with_mounts_below(list(parts.folders))
+    # Below these something else is mounted, which an overlay would not show.
+    with open("/proc/self/mountinfo", encoding="utf8", errors="surrogateescape") as mounts:
+        places = [line.split()[4] for line in mounts]
+    crossed = {path for path in parts.folders if any(place.startswith(path + "/") for place in places)}
     staging = STAGING
     mount_staging()
     os.mkdir(f"{staging}/dev")
@@ -203,7 +206,9 @@ def enter_root(read_only: tuple[str, ...]) -> None:
     kernel.unmount(".")
     os.chdir("/")
     kernel.seal_mount("/dev", devices=True)
-    _seal_root()
+    # The mounts below are already sealed, and /proc must stay complete (see above).
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("none", "/", "", flags)
 
 
 def _show(fd: int, target: str, empty: int | None) -> None:
@@ -219,13 +224,6 @@ def _show(fd: int, target: str, empty: int | None) -> None:
             kernel.mount("overlay", target, "overlay", kernel.MS_RDONLY, f"lowerdir={folder}:/proc/self/fd/{empty}")
             return
     kernel.mount(folder, target, "", kernel.MS_BIND | kernel.MS_REC)
-
-
-def _with_mounts_below(paths: list[str]) -> set[str]:
-    """Those of the paths below which something else is mounted, which an overlay would not show."""
-    with open("/proc/self/mountinfo", encoding="utf8", errors="surrogateescape") as mounts:
-        places = [line.split()[4] for line in mounts]
-    return {path for path in paths if any(place.startswith(path + "/") for place in places)}
 
 
 def outside_system(paths: tuple[str, ...]) -> list[str]:
@@ -285,12 +283,6 @@ def _make_devices(folder: str) -> None:
         os.symlink(f"/proc/self/fd/{target}", f"{folder}/{name}")
     os.symlink("/proc/self/fd", f"{folder}/fd")
     os.symlink("/tmp", f"{folder}/shm")  # POSIX semaphores work and disappear with /tmp
-
-
-def _seal_root() -> None:
-    """Make the root tmpfs read-only. The mounts below are already sealed, and /proc must stay complete (see above)."""
-    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("none", "/", "", flags)
 
 
 def enter_root_in_gvisor(read_only: tuple[str, ...]) -> None:

@@ -316,20 +316,17 @@ class Webhooks:
     async def _send_in_turn(self, job: JobFolder) -> None:
         own = self._of_client.setdefault(job.record.client, asyncio.Semaphore(_AT_ONCE))
         async with own, self._of_all:
-            await self._send(job)
-
-    async def _send(self, job: JobFolder) -> None:
-        """One try. Raises NotDelivered."""
-        body = job.answer(self._keep_s).model_dump_json(exclude={"webhook"}).encode()
-        headers = {"Content-Type": "application/json", SIGNATURE: signature(self._key, int(time.time()), body)}
-        client = httpx.AsyncClient(
-            timeout=_PATIENCE_S, follow_redirects=False, trust_env=False, transport=self._transport
-        )
-        try:
-            async with asyncio.timeout(2 * _PATIENCE_S), client:
-                sent = client.stream("POST", job.record.options.webhook, content=body, headers=headers)
-                async with sent as answer:  # its body is not read
-                    if not answer.is_success:
-                        raise NotDelivered(f"HTTP {answer.status_code}")
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            raise NotDelivered(f"{type(error).__name__}: {error}") from error
+            # One try.
+            body = job.answer(self._keep_s).model_dump_json(exclude={"webhook"}).encode()
+            headers = {"Content-Type": "application/json", SIGNATURE: signature(self._key, int(time.time()), body)}
+            client = httpx.AsyncClient(
+                timeout=_PATIENCE_S, follow_redirects=False, trust_env=False, transport=self._transport
+            )
+            try:
+                async with asyncio.timeout(2 * _PATIENCE_S), client:
+                    sent = client.stream("POST", job.record.options.webhook, content=body, headers=headers)
+                    async with sent as answer:  # its body is not read
+                        if not answer.is_success:
+                            raise NotDelivered(f"HTTP {answer.status_code}")
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+                raise NotDelivered(f"{type(error).__name__}: {error}") from error

@@ -35,10 +35,6 @@ _SWEEP_S = 30.0
 _READ_BYTES = SMALL_ANSWER_BYTES  # of results at once: a part that needs no room in the memory budget
 
 
-class JobsUnusable(Unusable):
-    """The folder of jobs or the key of webhooks cannot be used."""
-
-
 class Jobs:
     """The API's calls, all for one client, and `run` for the work behind them."""
 
@@ -184,7 +180,7 @@ async def _parts(job: JobFolder, offset: int, end: int) -> AsyncIterator[bytes]:
 async def open_jobs(
     section: JobsSection, grader: Grading, budget: MemoryBudget, max_line_bytes: int
 ) -> AsyncIterator[Jobs | None]:
-    """The jobs of `verifier.jobs`; None when they are off. Raises JobsUnusable and ConfigError."""
+    """The jobs of `verifier.jobs`; None when they are off. Raises Unusable and ConfigError."""
     if not section.folder:
         yield None
         return
@@ -192,7 +188,7 @@ async def open_jobs(
     try:
         store = JobStore(Path(section.folder), section)
     except (FolderInUse, StorageError) as error:
-        raise JobsUnusable(f"verifier.jobs.folder: {error}") from error
+        raise Unusable(f"verifier.jobs.folder: {error}") from error
     try:
         await asyncio.to_thread(store.load)
         yield Jobs(store, grader, budget, max_line_bytes, webhooks)
@@ -207,9 +203,9 @@ def _webhooks(section: JobsSection, transport: httpx.AsyncBaseTransport | None =
     try:
         key = Path(section.webhook_key_file).read_bytes().strip()
         if len(key) < 16:
-            raise JobsUnusable(f"verifier.jobs.webhook_key_file {section.webhook_key_file} has less than 16 bytes")
+            raise Unusable(f"verifier.jobs.webhook_key_file {section.webhook_key_file} has less than 16 bytes")
         return Webhooks(section.webhook_origins, key, section.keep_s, transport)
     except OSError as error:
-        raise JobsUnusable(f"verifier.jobs.webhook_key_file cannot be read: {error.strerror or error}") from error
+        raise Unusable(f"verifier.jobs.webhook_key_file cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigError(f"verifier.jobs.webhook_origins: {error}") from error

@@ -165,7 +165,14 @@ class JobStore:
     async def add(self, upload: Upload, options: JobOptions, total: int) -> JobFolder:
         """Make a job of a whole upload. Raises JobsFull and StorageError."""
         async with self._adding:  # one at a time, because the bounds apply to sums
-            self._admit_submissions(upload.caller.client, total)
+            own = sum(job.num_left for job in self._jobs.values() if job.record.client == upload.caller.client)
+            if own + total > self.bounds.client_submissions:
+                raise JobsFull(
+                    f"{total} submissions and {own} of the client's unfinished jobs are more than"
+                    f" {self.bounds.client_submissions}"
+                )
+            if total + sum(job.num_left for job in self._jobs.values()) > self.bounds.submissions:
+                raise JobsFull(f"the unfinished jobs would have more than {self.bounds.submissions} submissions")
             await asyncio.to_thread(self._write_record, upload, options, total)
             # Nothing is awaited here: the job is in its folder and in `_jobs`, or in neither.
             job = self._jobs[upload.job_id] = self._named(upload)
@@ -173,16 +180,6 @@ class JobStore:
         with naming_storage_faults(self._folder):
             await asyncio.to_thread(flush, self._folder)
         return job
-
-    def _admit_submissions(self, client: str, total: int) -> None:
-        own = sum(job.num_left for job in self._jobs.values() if job.record.client == client)
-        if own + total > self.bounds.client_submissions:
-            raise JobsFull(
-                f"{total} submissions and {own} of the client's unfinished jobs are more than"
-                f" {self.bounds.client_submissions}"
-            )
-        if total + sum(job.num_left for job in self._jobs.values()) > self.bounds.submissions:
-            raise JobsFull(f"the unfinished jobs would have more than {self.bounds.submissions} submissions")
 
     def _write_record(self, upload: Upload, options: JobOptions, total: int) -> None:
         quota = upload.caller.quota

@@ -71,7 +71,10 @@ class LcbJudge(Judge):
         given: list[str] = []
         self._expected_json: list[str] = []
         for case in tests.cases:
-            _require_supported(case)
+            if isinstance(case, StdinCase) and case.args:
+                raise InvalidSubmission("profile", "lcb does not support program arguments")
+            if isinstance(case, CallCase) and case.kwargs:
+                raise InvalidSubmission("profile", "lcb does not support keyword arguments")
             for texts, value in zip((given, self._expected_json), _values(case), strict=True):
                 texts.append(text_json(value) if isinstance(value, str) else json.dumps(value))
                 give_way(len(texts[-1]))
@@ -159,13 +162,6 @@ class LcbJudge(Judge):
         """Input, expected and actual output; values as JSON."""
         given, expected = _values(self._cases[index])
         return _shown(given), _shown(expected), readable(result.stdout)
-
-
-def _require_supported(case: StdinCase | CallCase) -> None:
-    if isinstance(case, StdinCase) and case.args:
-        raise InvalidSubmission("profile", "lcb does not support program arguments")
-    if isinstance(case, CallCase) and case.kwargs:
-        raise InvalidSubmission("profile", "lcb does not support keyword arguments")
 
 
 def _values(case: StdinCase | CallCase) -> tuple[JsonValue, JsonValue]:

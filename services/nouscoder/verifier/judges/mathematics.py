@@ -175,25 +175,21 @@ class MathProcess:
                 await self._stop()
                 self._idle = self._idle or Groups().make_idle()
                 try:
-                    self._process = await self._started()
+                    self._process = await asyncio.create_subprocess_exec(
+                        *(sys.executable, "-I", str(Path(math_worker.__file__))),
+                        stdin=asyncio.subprocess.PIPE,
+                        stdout=asyncio.subprocess.PIPE,
+                        stderr=asyncio.subprocess.DEVNULL,
+                        env=_ENVIRONMENT,
+                        cwd="/",
+                        start_new_session=True,
+                        limit=_MAX_LINE_BYTES,
+                    )
                 except OSError as error:
                     raise SandboxError(f"comparing mathematics failed: {error}") from error
                 self._replies = {}
                 self._reading = asyncio.create_task(_read(self._process, self._replies), name="mathematics")
             return self._process
-
-    @staticmethod
-    async def _started() -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", str(Path(math_worker.__file__))),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=_ENVIRONMENT,
-            cwd="/",
-            start_new_session=True,
-            limit=_MAX_LINE_BYTES,
-        )
 
 
 async def _read(process: asyncio.subprocess.Process, replies: dict[int, asyncio.Future[Compared]]) -> None:

@@ -20,10 +20,6 @@ from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
 
 
-class AuditUnusable(Unusable):
-    """The audit log cannot be written. The message names the file."""
-
-
 def _private(path: str, flags: int) -> int:
     """Opens a file; a new one is for this user only, because it may hold programs of clients."""
     return os.open(path, flags, 0o600)
@@ -33,7 +29,7 @@ class AuditLog:
     """Appends to a file. Each line is written before the answer is sent."""
 
     def __init__(self, file: Path, with_source: bool = False) -> None:
-        """Raises AuditUnusable."""
+        """Raises Unusable."""
         self._path = file
         self._with_source = with_source
         self._file = self._open()
@@ -42,7 +38,7 @@ class AuditLog:
         try:
             return open(self._path, "a", encoding="utf8", buffering=1, opener=_private)
         except OSError as error:
-            raise AuditUnusable(f"the audit log {self._path} cannot be written: {error.strerror or error}") from error
+            raise Unusable(f"the audit log {self._path} cannot be written: {error.strerror or error}") from error
 
     def reopen(self) -> None:
         """Open the path again after the file was moved away."""

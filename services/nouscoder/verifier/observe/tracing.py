@@ -63,10 +63,6 @@ _parent: ContextVar[Context | None] = ContextVar("parent", default=None)
 _accepted_ns: ContextVar[list[int] | None] = ContextVar("accepted", default=None)  # emptied by the first sandbox
 
 
-class TracingUnusable(Unusable):
-    """Tracing is configured but cannot work. The message says why."""
-
-
 class Tracing:
     """Starts the spans of a service."""
 
@@ -110,7 +106,7 @@ class Tracing:
 
 
 def open_tracing(endpoint: str, stack: AsyncExitStack) -> Tracing | None:
-    """Trace to `endpoint`, over OTLP/HTTP; None when it is "". Raises TracingUnusable and ConfigError.
+    """Trace to `endpoint`, over OTLP/HTTP; None when it is "". Raises Unusable and ConfigError.
 
     It is http(s)://host:port, with /v1/traces added unless it has a path. Closing `stack` sends the remaining spans,
     for at most a few seconds.
@@ -123,7 +119,7 @@ def open_tracing(endpoint: str, stack: AsyncExitStack) -> Tracing | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise TracingUnusable(
+        raise Unusable(
             f"verifier.tracing_endpoint needs OpenTelemetry ({error}): {how_to_install('tracing')}"
         ) from error
     parts = urlsplit(endpoint)
@@ -166,7 +162,18 @@ class TracedGrader(GraderDecorator):
             here = trace.set_span_in_context(span)
 
             def record(outcome: TestOutcome) -> None:
-                self._record_test(outcome, here)
+                now_ns = time.time_ns()
+                self._tracing.past(
+                    "test",
+                    now_ns - int(outcome.wall_time_s * _NS),
+                    now_ns,
+                    here,
+                    index=outcome.index,
+                    outcome=outcome.outcome.value,
+                    wall_time_s=outcome.wall_time_s,
+                    cpu_time_s=outcome.cpu_time_s,
+                    memory_bytes=outcome.memory_bytes,
+                )
                 if on_outcome is not None:
                     on_outcome(outcome)
 
@@ -179,21 +186,6 @@ class TracedGrader(GraderDecorator):
             span.set_attributes({"verdict": verdict.kind.value, "passed": verdict.passed, "total": verdict.total})
             span.set_attributes({"client": current_caller().client, "backend": verdict.backend})
             return verdict
-
-    def _record_test(self, outcome: TestOutcome, parent: Context) -> None:
-        """Record a test that has just ended."""
-        now_ns = time.time_ns()
-        self._tracing.past(
-            "test",
-            now_ns - int(outcome.wall_time_s * _NS),
-            now_ns,
-            parent,
-            index=outcome.index,
-            outcome=outcome.outcome.value,
-            wall_time_s=outcome.wall_time_s,
-            cpu_time_s=outcome.cpu_time_s,
-            memory_bytes=outcome.memory_bytes,
-        )
 
 
 class TracedSandbox(SandboxDecorator):

@@ -240,7 +240,14 @@ class Gateways:
             finally:
                 watch.cancel()
             log.error("a gateway process ended", extra={"pid": gateway.process.pid, "code": code})
-            self._clear(gateway)
+            # Forget what the ended process had in progress.
+            index = gateway.order.place.index
+            if gateway.channel is not None:
+                gateway.channel.close()
+                gateway.channel = None
+            self._ledger.clear(index)
+            self._runs.clear(index)
+            self.metrics.ended(index)
             pause_s = _FIRST_PAUSE_S if time.monotonic() - begun_s > _STABLE_S else min(2 * pause_s, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
             gateway.num_replaced += 1
@@ -249,16 +256,6 @@ class Gateways:
             except (ProcessFailed, TimeoutError, OSError) as error:
                 log.error("a gateway process did not start", extra={"detail": str(error)})
                 gateway.signal(signal.SIGKILL)
-
-    def _clear(self, gateway: Gateway) -> None:
-        """Forget what the ended process had in progress."""
-        index = gateway.order.place.index
-        if gateway.channel is not None:
-            gateway.channel.close()
-            gateway.channel = None
-        self._ledger.clear(index)
-        self._runs.clear(index)
-        self.metrics.ended(index)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to every process."""
@@ -321,8 +318,12 @@ async def _start_all(gateways: Gateways, stop: asyncio.Event) -> int | None:
     if stop.is_set():
         starting.cancel()
         return 0
-    failed = _failure(starting)
-    return None if failed is None else failed.code
+    error = starting.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is not None and not isinstance(error, ProcessFailed):
+        raise error
+    return None if error is None else error.code
 
 
 def _grpc_address(address: str, stack: AsyncExitStack) -> str:
@@ -347,16 +348,6 @@ def _gateways(config: Config, with_broker: bool, folder: Path, grpc: str) -> lis
         own = config.model_copy(update={"verifier": section_of(section, place, num_slots, address)})
         gateways.append(Gateway(Order(own, with_broker, place)))
     return gateways
-
-
-def _failure(starting: asyncio.Task[None]) -> ProcessFailed | None:
-    """The failure of a process to start; raises any other error."""
-    error = starting.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if error is not None and not isinstance(error, ProcessFailed):
-        raise error
-    return error
 
 
 async def _start_health(address: str, health: Health, stack: AsyncExitStack) -> Callable[[], None]:

@@ -82,8 +82,10 @@ class RunnerAgent:
             with self._lock:
                 self._handshakes[connection] = None
                 if len(self._handshakes) > _MAX_HANDSHAKES:
-                    _shut_down(next(iter(self._handshakes)))
-                    del self._handshakes[next(iter(self._handshakes))]
+                    oldest = next(iter(self._handshakes))
+                    with contextlib.suppress(OSError):  # TLS' own shutdown may run in another thread meanwhile
+                        socket.socket.shutdown(oldest, socket.SHUT_RDWR)
+                    del self._handshakes[oldest]
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
@@ -98,7 +100,9 @@ class RunnerAgent:
                     about = _about(request) | {"kernel": self._kernel_facts}
                     role = self._reserve(request)
                     about["peer"] = role != handshake.CHECKER
-                    self._answer(connection, nonces, {"status": handshake.OK if role else handshake.BUSY, **about})
+                    text = handshake.pack({"status": handshake.OK if role else handshake.BUSY, **about})
+                    proof = handshake.proof(self._key, "runner", nonces, text)
+                    connection.sendall(proof + handshake.LENGTH.pack(len(text)) + text)
                 finally:
                     with self._lock:
                         self._handshakes.pop(connection, None)
@@ -134,11 +138,6 @@ class RunnerAgent:
         self._heard_s = time.monotonic()
         return handshake.unpack(text), nonces
 
-    def _answer(self, connection: socket.socket, nonces: handshake.Nonces, answer: dict[str, Any]) -> None:
-        text = handshake.pack(answer)
-        proof = handshake.proof(self._key, "runner", nonces, text)
-        connection.sendall(proof + handshake.LENGTH.pack(len(text)) + text)
-
     def _reserve(self, request: dict[str, Any]) -> str:
         """Reserve the requested role. Returns "" when it is in use. Raises HandshakeError for an unknown role."""
         role = str(request.get("want"))
@@ -160,7 +159,17 @@ class RunnerAgent:
         try:
             connection.settimeout(None)
             ours, theirs = (connection, None) if self._tls is None else socket.socketpair()
-            harness = self._start(theirs or connection, role, request)
+            stream = theirs or connection
+            ends = [end.fileno() for each, end in zip(_ROLES, self._dialogue_ends, strict=False) if each == role]
+            harness = subprocess.Popen(
+                self._command(request, role, *ends),
+                stdin=stream.fileno(),
+                stdout=stream.fileno(),
+                env=request["environment"],
+                cwd="/",
+                start_new_session=True,
+                pass_fds=ends,
+            )
             with self._lock:
                 self._in_use[role] = harness
             if theirs is None:
@@ -173,18 +182,6 @@ class RunnerAgent:
         except (OSError, subprocess.SubprocessError, KeyError, TypeError, ValueError) as error:
             log(f"a {role} could not be served: {error!r}")
         self._free(role)
-
-    def _start(self, stream: socket.socket, role: str, request: dict[str, Any]) -> subprocess.Popen[bytes]:
-        ends = [end.fileno() for each, end in zip(_ROLES, self._dialogue_ends, strict=False) if each == role]
-        return subprocess.Popen(
-            self._command(request, role, *ends),
-            stdin=stream.fileno(),
-            stdout=stream.fileno(),
-            env=request["environment"],
-            cwd="/",
-            start_new_session=True,
-            pass_fds=ends,
-        )
 
     def _command(self, request: dict[str, Any], role: str, peer: int = -1) -> list[str]:
         settings = request["settings"]
@@ -252,11 +249,6 @@ def _about(request: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise handshake.HandshakeError(f"a request with invalid tools: {error!r}") from error
     return {"python": sys.version.split()[0], "tools": {tool: path for tool, path in found.items() if path}}
-
-
-def _shut_down(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS' own may run in another thread meanwhile
 
 
 def _exactly(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:

@@ -167,7 +167,11 @@ class Groups:
         self.names = tuple(c.name for c in self._controllers)
         self._prefix = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
         for controller in self._controllers:
-            _sweep(controller.folder)
+            # Remove the groups of services that have ended.
+            for group in controller.folder.glob(f"{_PREFIX}*-*"):
+                pid = group.name.removeprefix(_PREFIX).partition("-")[0]
+                if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+                    _removed(group)
 
     def make(self, index: int) -> SlotGroup:
         """The group of slot `index`."""
@@ -234,14 +238,6 @@ def _usable(folder: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _sweep(folder: Path) -> None:
-    """Remove the groups of services that have ended."""
-    for group in folder.glob(f"{_PREFIX}*-*"):
-        pid = group.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            _removed(group)
 
 
 def _remove(*folders: Path) -> None:

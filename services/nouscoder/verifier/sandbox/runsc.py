@@ -142,7 +142,7 @@ class RunscLaunch(Launch):
         self._runsc = runsc
         self._python = interpreter(config)
         site_packages = tuple(str(folder.resolve()) for folder in config.site_packages)
-        self._visible = (_prefix_of(self._python), *site_packages, *cache_folders())
+        self._visible = (str(Path(self._python).resolve().parent.parent), *site_packages, *cache_folders())
         self._settings = SlotSettings(
             site_packages=site_packages,
             read_only=cache_folders(),
@@ -242,8 +242,3 @@ class RunscLaunch(Launch):
             },
             "linux": {"namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]},
         }
-
-
-def _prefix_of(python: str) -> str:
-    """The folder of the interpreter and its library, two levels above the program."""
-    return str(Path(python).resolve().parent.parent)

@@ -137,12 +137,6 @@ class SlotSession:
         """Bound the memory of the runs to come: what the kernel counts beyond what the slot holds now."""
         self._held_bytes = self.slot.group.held_bytes()
 
-    def _limit_group(self, num_input_bytes: int) -> None:
-        """Files of the input and the output are memory too, but not the program's. Files in /tmp are."""
-        steps = -(-(num_input_bytes + self.program.limits.output_bytes) // _STEP_BYTES)
-        allowed = self.program.limits.memory_bytes + steps * _STEP_BYTES
-        self.slot.group.limit(memory=self._held_bytes + allowed + _OWN_BYTES)
-
     async def _begin(self, payload: bytes) -> tuple[FrameKind, bytes]:
         """Send the program without waiting for the end of the previous session. Returns the answer."""
         try:
@@ -205,7 +199,11 @@ class SlotSession:
             try:
                 await self._prepare_run((), NO_FILES, 0)
                 await other._prepare_run(args, files, 0)
-                return await _dialogue_of(self, other)
+                is_direct = self.slot.has_dialogue_socket and other.slot.has_dialogue_socket
+                try:
+                    return await (_by_pipes(self, other) if is_direct else _by_gateway(self, other))
+                except* SandboxError as errors:
+                    raise SandboxError(str(errors.exceptions[0])) from errors
             except SandboxError as error:
                 if await self._is_killed():
                     await other._abandon()
@@ -248,7 +246,11 @@ class SlotSession:
             self._out_of_memory = False
 
     async def _prepare_run(self, args: tuple[str, ...], files: Mapping[str, bytes], num_stdin_bytes: int) -> None:
-        self._limit_group(num_stdin_bytes + sum(map(len, files.values())))
+        # Files of the input and the output are memory too, but not the program's. Files in /tmp are.
+        moved_bytes = num_stdin_bytes + sum(map(len, files.values())) + self.program.limits.output_bytes
+        steps = -(-moved_bytes // _STEP_BYTES)
+        allowed = self.program.limits.memory_bytes + steps * _STEP_BYTES
+        self.slot.group.limit(memory=self._held_bytes + allowed + _OWN_BYTES)
         self._cpu_before_s = self.slot.group.cpu_s()
         if args or files:
             await self.slot.send(FrameKind.ARGUMENTS, frames.pack_arguments(args, files))
@@ -350,15 +352,6 @@ class SlotDialogue:
         if not await self._session._is_killed():
             raise error
         self._result = _OUT_OF_MEMORY
-
-
-async def _dialogue_of(one: SlotSession, other: SlotSession) -> tuple[RunResult, RunResult]:
-    """Run both programs, whose runs are prepared. Returns both results. Raises SandboxError."""
-    is_direct = one.slot.has_dialogue_socket and other.slot.has_dialogue_socket
-    try:
-        return await (_by_pipes(one, other) if is_direct else _by_gateway(one, other))
-    except* SandboxError as errors:
-        raise SandboxError(str(errors.exceptions[0])) from errors
 
 
 async def _by_pipes(one: SlotSession, other: SlotSession) -> tuple[RunResult, RunResult]:

@@ -246,7 +246,24 @@ class Slot:
         usable = self.state in (SlotState.READY, SlotState.RECYCLING) and self._in_step and self._is_up
         if not usable or self._is_worn:
             await self.stop()
-            await self._start()
+            try:
+                self._link = await self.launch.open()
+            except OSError as error:
+                raise SandboxUnavailable(self.launch.explain(str(error))) from error
+            self._num_sessions = 0
+            self._in_step, self._is_retired = True, False
+            self._most_bytes = self._earlier_bytes = _FIRST_BYTES
+            try:
+                kind, hello = await self.receive(self._config.start_limit_s)
+                if kind is not FrameKind.HELLO:
+                    raise SandboxError(f"slot {self.index} began with {kind.name}")
+                _check_hello(hello)
+                self._num_owed = 1
+                await self.await_ready()
+                self.state = SlotState.READY
+            except SandboxError as error:
+                await self.stop()
+                raise SandboxUnavailable(self.launch.explain(str(error))) from error
 
     async def await_ready(self) -> None:
         """Wait until the sandbox in use is ready. Answers of an abandoned run are skipped.
@@ -338,26 +355,6 @@ class Slot:
         if link is not None:
             worn = self._in_step and (worn or self._num_sessions >= self._max_sessions or _has_passed(link.use_until_s))
             await link.close(worn=worn)
-
-    async def _start(self) -> None:
-        try:
-            self._link = await self.launch.open()
-        except OSError as error:
-            raise SandboxUnavailable(self.launch.explain(str(error))) from error
-        self._num_sessions = 0
-        self._in_step, self._is_retired = True, False
-        self._most_bytes = self._earlier_bytes = _FIRST_BYTES
-        try:
-            kind, hello = await self.receive(self._config.start_limit_s)
-            if kind is not FrameKind.HELLO:
-                raise SandboxError(f"slot {self.index} began with {kind.name}")
-            _check_hello(hello)
-            self._num_owed = 1
-            await self.await_ready()
-            self.state = SlotState.READY
-        except SandboxError as error:
-            await self.stop()
-            raise SandboxUnavailable(self.launch.explain(str(error))) from error
 
 
 def _has_passed(time_s: float) -> bool:

@@ -163,7 +163,10 @@ class SpillOverSandbox(Sandbox):
         try:
             yield backend.sandbox
         finally:
-            self._leave(backend, begun_s)
+            backend.in_use -= 1
+            backend.submissions += 1
+            backend.seconds += self._clock() - begun_s
+            self._dispatch()
 
     async def _backend_for(self, since_s: float) -> Backend:
         if not self._waiting and (index := self._place(since_s)) is not None:
@@ -186,12 +189,6 @@ class SpillOverSandbox(Sandbox):
 
     def _place(self, since_s: float) -> int | None:
         return place(self._clock() - since_s, self._after_s, self._free)
-
-    def _leave(self, backend: Backend, begun_s: float) -> None:
-        backend.in_use -= 1
-        backend.submissions += 1
-        backend.seconds += self._clock() - begun_s
-        self._dispatch()
 
     def _slots_changed(self) -> None:
         self._dispatch()

@@ -82,7 +82,14 @@ class SandboxInterpreter:
     async def run(self, code: str) -> InterpreterAnswer:
         """Run `code` after all code before. Raises SandboxError when the sandbox fails; the state is then lost."""
         try:
-            dialogue = await self._started()
+            if self._dialogue is None:
+                program = Program(installed()["python"], _cells(), self._limits.of_program())
+                try:
+                    async with asyncio.timeout(self._limits.open_patience_s):
+                        self._dialogue = await self._stack.enter_async_context(self._sandbox.dialogue(program))
+                except TimeoutError:
+                    raise SandboxError("the sandbox did not start an interpreter in time") from None
+            dialogue = self._dialogue
             answer = await self._call(dialogue, code.encode("utf-8", "surrogatepass"))
         except BaseException:
             await self.close()
@@ -95,16 +102,6 @@ class SandboxInterpreter:
         """End the interpreter with all its processes. A later call starts another."""
         stack, self._stack, self._dialogue = self._stack, AsyncExitStack(), None
         await stack.aclose()
-
-    async def _started(self) -> Dialogue:
-        if self._dialogue is None:
-            program = Program(installed()["python"], _cells(), self._limits.of_program())
-            try:
-                async with asyncio.timeout(self._limits.open_patience_s):
-                    self._dialogue = await self._stack.enter_async_context(self._sandbox.dialogue(program))
-            except TimeoutError:
-                raise SandboxError("the sandbox did not start an interpreter in time") from None
-        return self._dialogue
 
     async def _call(self, dialogue: Dialogue, code: bytes) -> InterpreterAnswer:
         mark = b"\0" + secrets.token_hex(16).encode()  # a new one for each call, so that no output ends it by chance
@@ -216,13 +213,10 @@ class ToolSession:
         except SandboxError as error:
             raise InterpreterFailed(f"the interpreter failed: {error}") from error
         finally:
-            self._write_audit(code, answer, time.monotonic() - begun_s)
-
-    def _write_audit(self, code: str, answer: InterpreterAnswer | None, duration_s: float) -> None:
-        if self._audit is not None:
-            end = None if answer is None else answer.end.value
-            fields = {"language": "python", "tool_call": self._num_calls, "end": end}
-            self._audit.write(code, **fields, duration_s=round(duration_s, 6))
+            if self._audit is not None:
+                end = None if answer is None else answer.end.value
+                fields = {"language": "python", "tool_call": self._num_calls, "end": end}
+                self._audit.write(code, **fields, duration_s=round(time.monotonic() - begun_s, 6))
 
 
 class ToolSessions:

@@ -31,7 +31,7 @@ from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.http_server.memory_budget import add_answer
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.compat.problem_set import NO_PROBLEMS, NoSuchProblem, ProblemSet, SampleAnswer, prompt_of
-from nouscoder.verifier.api.faults import Draining
+from nouscoder.verifier.api.faults import AS_ELSEWHERE, Draining
 from nouscoder.verifier.api.run_code import CodeRunner, CommandResult, CommandStatus, RunCodeRequest, RunStatus
 from nouscoder.verifier.api.schema import bodies
 from nouscoder.verifier.api.streaming import NotGraded
@@ -197,16 +197,6 @@ _TOOLS = {
 }
 
 
-def _described(name: str, tool: _Tool) -> dict[str, Any]:
-    return {
-        "name": name,
-        "description": tool.about,
-        "inputSchema": tool.asked.model_json_schema(),
-        "outputSchema": tool.answer.model_json_schema(mode="serialization"),
-        "annotations": {"readOnlyHint": tool.reads_only, "destructiveHint": False, "openWorldHint": False},
-    }
-
-
 async def _called(services: Services, params: Mapping[str, Any], enter: Callable[[], None]) -> dict[str, Any]:
     """The result of tools/call. Raises _Refused for an unknown tool."""
     name = params.get("name")
@@ -265,7 +255,7 @@ def add_mcp(
     """Add the endpoint. `enter` raises Draining when the service drains."""
     services = Services(runner, problems)
 
-    @app.post(PATH, include_in_schema=False)
+    @app.post(PATH, **AS_ELSEWHERE)
     @app.post(f"{PATH}/", include_in_schema=False)
     async def call(request: Request) -> Response:
         """Answers one message of JSON-RPC."""
@@ -353,7 +343,23 @@ async def _answered(services: Services, message: _Message, enter: Callable[[], N
         case "ping":
             result = {}
         case "tools/list":
-            result = {"tools": [_described(name, tool) for name, tool in _TOOLS.items()], **caching}
+            result = {
+                "tools": [
+                    {
+                        "name": name,
+                        "description": tool.about,
+                        "inputSchema": tool.asked.model_json_schema(),
+                        "outputSchema": tool.answer.model_json_schema(mode="serialization"),
+                        "annotations": {
+                            "readOnlyHint": tool.reads_only,
+                            "destructiveHint": False,
+                            "openWorldHint": False,
+                        },
+                    }
+                    for name, tool in _TOOLS.items()
+                ],
+                **caching,
+            }
         case "tools/call":
             result = await _called(services, message.params, enter)
         case other:

@@ -38,7 +38,7 @@ from nouscoder.http_server.body import READ_PATIENCE_S, read_body, read_whole, t
 from nouscoder.http_server.fair_queue import OneThread
 from nouscoder.http_server.memory_budget import CLIENT_KEY, LARGE_BYTES, MemoryBudget, Reservation, add_answer
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.verifier.api.faults import Draining, fault
+from nouscoder.verifier.api.faults import AS_ELSEWHERE, Draining, fault
 from nouscoder.verifier.api.schema import bodies, parse_submission
 from nouscoder.verifier.api.streaming import NotGraded, judged, while_full
 from nouscoder.verifier.grading.extract import extract_code
@@ -132,7 +132,7 @@ def add_nemo_gym(
     """Add the calls of a resources server. `enter` raises when the service drains."""
     rows, aggregating = _Rows(max_body_bytes, int(_SHARE * max_bodies_bytes)), OneThread("aggregate")
 
-    @app.post("/seed_session", include_in_schema=False)
+    @app.post("/seed_session", **AS_ELSEWHERE)
     async def seed_session(request: Request) -> Response:
         """Refuses a row whose tests cannot be graded, before a model answers it."""
         try:
@@ -143,7 +143,7 @@ def add_nemo_gym(
             return _failed(error)
         return _json({})
 
-    @app.post("/verify", include_in_schema=False)
+    @app.post("/verify", **AS_ELSEWHERE)
     async def verify(request: Request) -> Response:
         """Grades the answer of a row."""
         try:
@@ -157,14 +157,14 @@ def add_nemo_gym(
             return _failed(error)
         return Response(answer, media_type="application/json")
 
-    @app.post("/aggregate_metrics", include_in_schema=False)
+    @app.post("/aggregate_metrics", **AS_ELSEWHERE)
     async def aggregate_metrics(request: Request) -> Response:
         """Statistics of the rewards of a whole evaluation."""
         answer = await aggregating.run(aggregated, await read_body(request, _PARTS * max_body_bytes))
         await add_answer(request.scope, len(answer))
         return Response(answer, media_type="application/json")
 
-    @app.get("/reverify_mode", include_in_schema=False)
+    @app.get("/reverify_mode")
     async def reverify_mode() -> Response:
         """Rows that were graded may be graded again (nemo-gym 0.5)."""
         return _json("stateless")

@@ -353,7 +353,7 @@ def add_openenv(
     app.mount(PREFIX, own)
     if not problems.problem_ids:
 
-        @own.api_route("/{rest:path}", methods=["GET", "POST"])
+        @own.api_route("/{rest:path}", methods=["GET", "POST"], include_in_schema=False)
         async def no_problems() -> Response:
             """Says what turns the environment on."""
             raise Absent(NO_PROBLEMS)

@@ -132,7 +132,7 @@ def prompt_of(problem: IndexedProblem) -> str:
 async def open_problem_set(file: str, grader: Grading, cache: TestsCache) -> AsyncIterator[ProblemSet]:
     """The problems of `file`; none when it is "". Its index is built first when it is missing, which may take minutes.
 
-    Raises ProblemFileError, BlobsUnusable and BlobsUnavailable.
+    Raises ProblemFileError, Unusable and BlobsUnavailable.
     """
     if not file:
         yield ProblemSet(None, grader, cache)

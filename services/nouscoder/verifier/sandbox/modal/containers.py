@@ -190,7 +190,11 @@ class ModalRunners(Source):
                 await self._reach(made, made.container.address)
             self._pause_s = 0.0
         except (RunnersUnreachable, TimeoutError) as error:
-            self._failed(error)
+            # A longer pause after each failure in a row.
+            self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+            self._not_before_s = time.monotonic() + self._pause_s
+            self._problem = str(error) or f"no container was reachable within {self._config.start_s:.0f} s"
+            log.warning("a container was not made", extra={"detail": self._problem})
             if isinstance(error, ContainerRefused):
                 self.budget.refused(name)
                 del self._made[name]
@@ -214,13 +218,6 @@ class ModalRunners(Source):
                     finally:
                         writer.transport.abort()
             await asyncio.sleep(_PROBE_PAUSE_S)
-
-    def _failed(self, error: Exception) -> None:
-        """Pause before the next creation, longer after each failure in a row."""
-        self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
-        self._not_before_s = time.monotonic() + self._pause_s
-        self._problem = str(error) or f"no container was reachable within {self._config.start_s:.0f} s"
-        log.warning("a container was not made", extra={"detail": self._problem})
 
     async def remove(self, runner: FoundRunner) -> None:
         """See `Source`. Modal's confirmation is not awaited."""
@@ -290,18 +287,7 @@ class ModalRunners(Source):
         self._is_open = False
         for made in self._made.values():
             made.ending = True
-        await self._finish()
-        try:
-            async with asyncio.timeout(_CLOSE_LIMIT_S):
-                await asyncio.gather(*(self._end(name) for name in list(self._made)))
-                for container_id in await self._cloud.running(self.gateway):
-                    await self._cloud.terminate(container_id)
-                await self._cloud.close()
-        except TimeoutError as error:
-            raise RunnersUnreachable(f"Modal did not end all containers within {_CLOSE_LIMIT_S:.0f} s") from error
-
-    async def _finish(self) -> None:
-        """Let creations in progress end for a while, because a cancelled one may still make a container."""
+        # Creations in progress end for a while, because a cancelled one may still make a container.
         if self._sweeper is not None:
             self._sweeper.cancel()
         tasks = list(self._tasks)
@@ -310,6 +296,14 @@ class ModalRunners(Source):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            async with asyncio.timeout(_CLOSE_LIMIT_S):
+                await asyncio.gather(*(self._end(name) for name in list(self._made)))
+                for container_id in await self._cloud.running(self.gateway):
+                    await self._cloud.terminate(container_id)
+                await self._cloud.close()
+        except TimeoutError as error:
+            raise RunnersUnreachable(f"Modal did not end all containers within {_CLOSE_LIMIT_S:.0f} s") from error
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)

@@ -158,7 +158,10 @@ class GvisorSandbox(LocalSandbox):
         try:
             async with asyncio.timeout(self._config.pool_start_s):
                 while not self._free:
-                    await self._wait_for_opening()
+                    if self._opening:
+                        await asyncio.wait(self._opening, timeout=_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
+                    else:
+                        await asyncio.sleep(_RETRY_S)
             self._size.observe(0, time.monotonic())
         except TimeoutError:
             await self.close()
@@ -261,13 +264,6 @@ class GvisorSandbox(LocalSandbox):
         self._opening.pop(task, None)
         self._on_slots()
 
-    async def _wait_for_opening(self) -> None:
-        """Wait until an opening ends, or for `_RETRY_S`."""
-        if self._opening:
-            await asyncio.wait(self._opening, timeout=_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await asyncio.sleep(_RETRY_S)
-
     async def _open_slot(self, slot: Slot) -> None:
         """Retry until the slot has a runner, then release the slot to the next session."""
         while True:
@@ -299,16 +295,14 @@ class GvisorSandbox(LocalSandbox):
             for runner in self.pool.to_outdate(keys.is_outdated):
                 with contextlib.suppress(RunnersUnreachable):
                     await self.pool.outdate(runner)
-            self._free_outdated(frozenset(one.name for one in self.pool.usable if one.is_outdated))
-
-    def _free_outdated(self, names: frozenset[str]) -> None:
-        """Make the slots that have these runners give them back: now, or after the submission."""
-        for slot in self._slots:
-            if runner_of(slot) in names:
-                slot.retire()
-                if slot in self._free:
-                    self._free.remove(slot)
-                    self._start_opening(slot)
+            # The slots that have these runners give them back: now, or after the submission.
+            outdated = {one.name for one in self.pool.usable if one.is_outdated}
+            for slot in self._slots:
+                if runner_of(slot) in outdated:
+                    slot.retire()
+                    if slot in self._free:
+                        self._free.remove(slot)
+                        self._start_opening(slot)
 
     async def _restart(self, slot: Slot) -> None:
         await slot.stop()

@@ -221,7 +221,12 @@ class ManagedPods:
         loop = asyncio.get_running_loop()
 
         def report(kind: str, pod: RunnerPod) -> None:
-            self._apply(kind, pod)
+            if kind == "DELETED":
+                self._pods.pop(pod.name, None)
+                self._removed.discard(pod.name)
+            elif pod.name not in self._removed:
+                self._pods[pod.name] = pod
+            self._note_ends([pod])
             on_change()
 
         def later(event: Any) -> None:
@@ -290,14 +295,6 @@ class ManagedPods:
                     self._news.clear()
                     await self._news.wait()
         return runner.name in self._out_of_memory
-
-    def _apply(self, kind: str, pod: RunnerPod) -> None:
-        if kind == "DELETED":
-            self._pods.pop(pod.name, None)
-            self._removed.discard(pod.name)
-        elif pod.name not in self._removed:
-            self._pods[pod.name] = pod
-        self._note_ends([pod])
 
     async def list(self) -> Sequence[FoundRunner]:
         """See `Source`. Pods that have ended are removed."""

@@ -217,7 +217,11 @@ async def _shaken_hands(
 ) -> dict[str, Any]:
     """What the runner says of itself. Aborts the connection and raises when it refuses, or is none of this pool."""
     try:
-        _watch_peer(writer.get_extra_info("socket"))
+        # The kernel closes the connection within seconds when the peer vanishes.
+        connection = writer.get_extra_info("socket")
+        handshake.watch_peer(connection, _KEEPALIVE_S)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)
         answer = await _shake_hands(reader, writer, key, certificate, request)
         if answer.get("status") != handshake.OK:
             raise RunnerBusy(f"runner {name} is busy")
@@ -247,10 +251,3 @@ async def _shake_hands(
     answer = await reader.readexactly(handshake.message_length(await reader.readexactly(handshake.LENGTH.size)))
     handshake.check_proof(runner_proof, key, "runner", nonces, answer)
     return handshake.unpack(answer)
-
-
-def _watch_peer(connection: socket.socket) -> None:
-    """Make the kernel close the connection within seconds when the peer vanishes."""
-    handshake.watch_peer(connection, _KEEPALIVE_S)
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)

@@ -326,7 +326,9 @@ class RunnerPool:
                 self._offer(runner)
                 return
             log.error("a runner failed its canary and is quarantined", extra={"runner": runner.name})
-            await self._quarantine(runner, Replaced.CANARY)
+            self.replaced[Replaced.CANARY] += 1
+            self._enter(runner, RunnerState.QUARANTINED)
+            await self.source.quarantine(runner.found)
         except RunnerBusy as error:  # another gateway uses it
             self.last_problem = str(error)
             await asyncio.sleep(_CHECK_INTERVAL_S)
@@ -362,11 +364,6 @@ class RunnerPool:
     def _lent(self, runner: Runner) -> Runner:
         self._enter(runner, RunnerState.LENT)
         return runner
-
-    async def _quarantine(self, runner: Runner, reason: Replaced) -> None:
-        self.replaced[reason] += 1
-        self._enter(runner, RunnerState.QUARANTINED)
-        await self.source.quarantine(runner.found)
 
     async def _dismiss(self, runner: Runner) -> None:
         """End a runner for which there is no work."""

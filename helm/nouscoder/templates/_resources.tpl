@@ -1,0 +1,59 @@
+{{/* Checks of requests and limits that the schema cannot express: Kubernetes would take them, and the pod would not work. */}}
+
+{{/* A quantity as a number, such as 5Gi. */}}
+{{- define "nouscoder.number" -}}
+{{- if kindIs "string" . -}}
+{{- $digits := regexFind "^[0-9.]+" . -}}
+{{- $factors := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mulf (float64 $digits) (get $factors (trimPrefix $digits .) | default 1) -}}
+{{- else -}}
+{{- float64 . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* dict name resources: the value's name for the message, and requests and limits */}}
+{{- define "nouscoder.resourceGuards" -}}
+{{- $name := .name -}}
+{{- $limits := .resources.limits | default dict -}}
+{{- range $from := list "requests" "limits" -}}
+{{- range $kind, $given := get $.resources $from | default dict -}}
+{{- $number := include "nouscoder.number" $given | float64 -}}
+{{- if and (has $kind (list "memory" "ephemeral-storage")) (lt $number 1048576.0) -}}
+{{- fail (printf "%s.%s.%s is %v, which is less than 1Mi: give the unit, such as 2Gi" $name $from $kind $given) -}}
+{{- end -}}
+{{- if and (contains "/" $kind) (ne $number (floor $number)) -}}
+{{- fail (printf "%s.%s has %v %s: a device cannot be divided" $name $from $given $kind) -}}
+{{- end -}}
+{{- $limit := get $limits $kind -}}
+{{- if and $limit (gt $number (include "nouscoder.number" $limit | float64)) -}}
+{{- fail (printf "%s.requests.%s is %v, more than %s.limits.%s, which is %v" $name $kind $given $name $kind $limit) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails if a resource of a service is wrong. */}}
+{{- define "nouscoder.allResourceGuards" -}}
+{{- $values := .Values -}}
+{{- range $name, $resources := dict "verifier.resources" $values.verifier.resources "verifier.sandbox.pool.resources" $values.verifier.sandbox.pool.resources "broker.resources" $values.broker.resources "generation.resources" $values.generation.resources "learner.resources" $values.learner.resources "learner.runResources" $values.learner.runResources "redis.resources" $values.redis.resources -}}
+{{- include "nouscoder.resourceGuards" (dict "name" $name "resources" $resources) -}}
+{{- end -}}
+{{- $pool := $values.verifier.sandbox.pool -}}
+{{- with dig "limits" "memory" "" $pool.resources -}}
+{{- if and (include "nouscoder.usesRunners" $) (le (include "nouscoder.number" . | float64) (include "nouscoder.number" $pool.candidateMemory | float64)) -}}
+{{- fail (printf "verifier.sandbox.pool.resources.limits.memory is %v, not more than a candidate may use (verifier.sandbox.pool.candidateMemory, %v): the kernel would kill the runner with it" . $pool.candidateMemory) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.loop.enabled -}}
+{{- range $name := list "generation" "learner" -}}
+{{- $devices := dict -}}
+{{- range $kind, $_ := (get $values $name).resources.limits | default dict -}}{{- if contains "/" $kind -}}{{- $_ := set $devices $kind true -}}{{- end -}}{{- end -}}
+{{- if and (eq (dig $name "device" "" $values.config | toString) "cuda") (not $devices) -}}
+{{- fail (printf "config.%s.device is cuda, but %s.resources.limits has no GPU, such as nvidia.com/gpu: 1" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq (dig "generation" "engine" "" $values.config | toString) "vllm") (eq $values.generation.image.repository "nouscoder-generation") (not $values.generation.image.digest) -}}
+{{- fail "config.generation.engine is vllm, but generation.image.repository is nouscoder-generation, which has no vLLM: set it to nouscoder-vllm" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

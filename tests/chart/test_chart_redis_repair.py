@@ -1,0 +1,80 @@
+"""The chart's Redis starts on a file that a power cut has damaged: a real Redis with the chart's script."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from tests.redis_process import (
+    a_base_of_zeros,
+    a_manifest_of_zeros,
+    free_port,
+    half_a_command,
+    until,
+    zeros_at_the_end,
+)
+
+if TYPE_CHECKING:
+    from tests.chart.conftest import ChartRig
+
+
+@contextmanager
+def started(chart: ChartRig, folder: Path) -> Iterator[redis.Redis]:
+    """Redis by start.sh on `folder`, killed at the end."""
+    data, port = chart.one("ConfigMap", "nouscoder-redis")["data"], free_port()
+
+    def local(text: str) -> str:
+        return re.sub(r"/(?:etc/redis|data|tmp|sys/fs/cgroup)\b", rf"{folder}\g<0>", text)
+
+    for path in ("etc/redis", "data", "tmp", "sys/fs/cgroup"):
+        (folder / path).mkdir(parents=True, exist_ok=True)
+    (folder / "etc/redis/redis.conf").write_text(local(data["redis.conf"]) + f"port {port}\nbind 127.0.0.1\n")
+    (folder / "etc/redis/password").write_text("secret")
+    with subprocess.Popen(["sh", "-c", local(data["start.sh"])], start_new_session=True) as process:
+        try:
+            client = redis.Redis(host="127.0.0.1", port=port, password="secret")
+
+            def answers() -> bool:
+                assert process.poll() is None, "Redis has ended"
+                try:
+                    return bool(client.ping())
+                except redis.RedisError:
+                    return False
+
+            until(answers, "Redis answers")
+            yield client
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [(zeros_at_the_end, 100), (half_a_command, 99), (a_base_of_zeros, 0), (a_manifest_of_zeros, 0)],
+)
+def test_redis_starts_with_what_is_whole_and_keeps_the_damaged_file(
+    chart: ChartRig, tmp_path: Path, damage: Callable[[Path], None], kept: int
+) -> None:
+    if shutil.which("redis-check-aof") is None:
+        pytest.skip("redis-check-aof is missing: apt-get install redis-tools")
+    with started(chart, tmp_path) as client:
+        for number in range(100):
+            client.set(f"nouscoder:{number}", "x")
+        until(lambda: client.info("persistence")["aof_buffer_length"] == 0, "all is written")
+    assert not (tmp_path / "data/damaged").exists()
+    damage(tmp_path / "data/appendonlydir")
+    for _ in range(2):
+        with started(chart, tmp_path) as client:
+            assert client.dbsize() == kept
+            assert (tmp_path / "data/damaged").is_dir()
+    with started(chart, tmp_path) as client:
+        client.set("nouscoder:more", "y")
+        assert client.dbsize() == kept + 1
