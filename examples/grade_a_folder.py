@@ -35,8 +35,14 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="the grading service")
     given = parser.parse_args()
-    tests = json.loads((given.folder / "tests.json").read_text(encoding="utf8"))
+    file = given.folder / "tests.json"
+    try:
+        tests = json.loads(file.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:
+        parser.error(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
     programs = sorted(path for path in given.folder.iterdir() if path.suffix in LANGUAGES)
+    if not programs:
+        parser.error(f"{given.folder} has no program: their names end in {' '.join(LANGUAGES)}")
 
     code = 0
     with Client(given.url) as client:

@@ -17,7 +17,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nouscoder.client import Client
+from nouscoder.client import Client, GradingFailed
 from nouscoder.client.adapters.trl import reward_fn
 
 PROBLEMS: Sequence[tuple[str, dict[str, Any]]] = [
@@ -69,7 +69,10 @@ def main() -> None:
     given = parser.parse_args()
     with Client(given.url) as client:
         code_reward = reward_fn(client, column="tests", limits={"wall_time_s": 10, "cpu_time_s": 10})
-        print(f"rewards of a right and a wrong answer: {check(code_reward)}")
+        try:
+            print(f"rewards of a right and a wrong answer: {check(code_reward)}")
+        except GradingFailed as error:
+            parser.exit(69, f"{given.url}: {error}; start it with: nouscoder serve verifier\n")
         if given.model:
             print(f"mean reward of each step: {train(given.model, code_reward, given.steps, given.out)}")
 

@@ -69,7 +69,7 @@ def first_error(error: BaseException) -> BaseException:
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """The question `: did you mean X?` with the known name X nearest to `wrong`; empty when none is near."""
-    found = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.7)
     return f": did you mean {found[0]}?" if found else ""
 
 
@@ -81,6 +81,29 @@ def for_terminal(text: object) -> str:
 def one_line(text: str) -> str:
     """The same in one line."""
     return for_terminal(" ".join(text.split()))
+
+
+_PLAIN = (
+    (r"^Value error, |, unable to parse.*|, got a number with.*| after validation, not \d+", ""),
+    (r"^Input should be a valid (?:tuple|list|set|array)", "must be a list"),
+    (r"^Input should be a valid string", "must be a text"),
+    (r"^Input should be a valid dictionary.*", "must be a table of names and values"),
+    (r"^(?:Input|List|String|Value|Tuple|Set|Dictionary) should ", "must "),
+)
+
+
+def plain_fault(message: str) -> str:
+    """What pydantic says of a value, in our words: `must be a list`."""
+    for said, ours in _PLAIN:
+        message = re.sub(said, ours, message)
+    return message
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why a file cannot be read, without its name and without Python's words."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8: it is no text, or one of another encoding"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 # Secrets in texts that people and other programs read: logs, messages, pages.

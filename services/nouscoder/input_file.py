@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nouscoder.errors import Unusable
+from nouscoder.errors import Unusable, why_unreadable
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -53,7 +53,7 @@ def read_json_object(file: Path, unreadable: Callable[[str], Exception]) -> dict
     try:
         value = json.loads(regular(file).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise unreadable(f"{file} cannot be read: {error}") from error
+        raise unreadable(f"{file} cannot be read: {why_unreadable(error)}") from error
     if not isinstance(value, dict):
         raise unreadable(f"{file} cannot be read: it holds no JSON object")
     return value

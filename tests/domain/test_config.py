@@ -66,7 +66,7 @@ def test_all_faults_of_a_file_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as fault:
         load_config(file)
     assert str(fault.value).splitlines() == [
-        f"{file}: run.seed: Input should be greater than or equal to 0 (given: -1)",
+        f"{file}: run.seed: must be greater than or equal to 0 (given: -1)",
         f"{file}: unknown key run.sed: did you mean run.seed?",
         f"{file}: unknown key learner.batch_size: did you mean broker.batch_size or sft.batch_size?",
         f"{file}: unknown key runn: did you mean run?",
@@ -105,8 +105,8 @@ def test_overrides_are_toml_values_or_bare_strings() -> None:
         ("nonsense.x=1", "unknown key nonsense"),
         ("run.seed=-1", "run.seed: "),
         ("broker.batch_size=30", "must be a multiple of group_size 8"),
-        ("learner.objective=ppo3", "learner.objective: "),
-        ("learner.objective.name=ppo3", "learner.objective: .* must be one of dapo, grpo"),
+        ("learner.objective=ppo3", "learner.objective is a section: set learner.objective.name"),
+        ("learner.objective.name=ppo3", "learner.objective.name: must be one of dapo, grpo.*: did you mean ppo"),
         ("learner.objective.divisor_tokens=8", "learner.objective: .*divisor_tokens is for aggregation fixed_divisor"),
         ("learner.objective.dual_clip=1.1", "learner.objective: .*dual_clip must be above"),
         ("learner.correction.floor=0.5", "learner.correction: .*floor is for kind token_masked"),

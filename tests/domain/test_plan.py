@@ -145,7 +145,7 @@ def test_plan_show_prints_what_each_stage_changes(tmp_path: Path) -> None:
             "in plan.stages, a: broker.curriculum.pass_rates stage://a: no stage before it has that name",
         ),
         ("yarn.factor = 2.0", "yarn needs a factor above 1 and original_tokens"),
-        ('from = "first"', "Input should be 'last' or 'best'"),
+        ('from = "first"', "must be 'last' or 'best'"),
         ('[[plan.stages]]\nname = "a"', "two stages have one name"),
         ('[run]\nservices = "external"', "keeps its stage in Redis: set broker.redis_url_file"),
         (

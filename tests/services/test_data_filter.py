@@ -360,7 +360,7 @@ WRONG = [
     ('steps = [{filter = "decontaminate"}]', "step 1 (decontaminate): against is missing"),
     ('steps = [{filter = "decontaminate", against = ["none.jsonl"]}]', "there is no file"),
     ('steps = [{filter = "pass_rate", file = "rates.jsonl"}]', "give above, below, at_least or at_most"),
-    ('steps = [{filter = "sample", count = 0}]', "step 1 (sample): count: Input should be greater than or equal to 1"),
+    ('steps = [{filter = "sample", count = 0}]', "step 1 (sample): count: must be greater than or equal to 1"),
     ("steps = [", "cannot be read"),
 ]
 

@@ -305,9 +305,9 @@ def options(values: Sequence[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (["kind=chat"], "generation.environment: a section whose kind must be one of single_turn, feedback, int"),
+        (["kind=chat"], "generation.environment.kind: must be one of single_turn, feedback, int"),
         (["turns=3"], "generation.environment.turns is a key for kind=feedback"),
-        (["kind=feedback", "turns=0"], "generation.environment.turns: Input should be greater than or equal to 1"),
+        (["kind=feedback", "turns=0"], "generation.environment.turns: must be greater than or equal to 1"),
         (["kind=entry_point"], "generation.environment.entry_point: Field required"),
     ],
 )

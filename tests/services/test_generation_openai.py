@@ -353,7 +353,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": [[]]}, "prompt", "there is no token"),
     (TEXT, {"prompt": [10**6]}, "prompt", "not in the vocabulary"),
     (TEXT, {"prompt": [-1]}, "prompt", "not in the vocabulary"),
-    (TEXT, {"prompt": 3}, "prompt", "valid string"),
+    (TEXT, {"prompt": 3}, "prompt", "must be a text"),
     (TEXT, {"prompt": [-1] * (CAPACITY + 1)}, "prompt", f"may have {CAPACITY}"),
     (TEXT, {"prompt": ["x"] * 129}, None, "prompt: at most 128"),
     (TEXT, {"prompt": [5, *[[5]] * 128]}, None, "prompt: at most 128"),
@@ -474,7 +474,7 @@ async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_frees_its_place(
 
 def test_too_many_messages_are_refused_before_they_are_checked() -> None:
     messages = [{"role": "user", "content": ""}] * 4097
-    with pytest.raises(ApiFault, match="messages: List should have at most 4096 items"):
+    with pytest.raises(ApiFault, match="messages: must have at most 4096 items"):
         parsed(ChatRequest, json.dumps({"model": "mine", "messages": messages}).encode())
 
 

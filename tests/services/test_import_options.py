@@ -146,7 +146,7 @@ def test_a_column_of_another_name_or_inside_another_is_found(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--float-tolerance", "-1"], "--float-tolerance: Input should be greater than or equal to 0"),
+        (["--float-tolerance", "-1"], "--float-tolerance: must be greater than or equal to 0"),
         (["--time-limit", "0"], "--time-limit: "),
         (["--memory-limit", "4gb"], "--memory-limit '4gb' is no size such as 4GiB"),
         (["--max-tests", "0"], "--max-tests: "),

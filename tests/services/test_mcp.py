@@ -169,11 +169,11 @@ async def test_problems_are_listed_in_parts_and_graded_on_their_public_tests(tmp
 
 CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("run_code", {}, "code: Field required"),
-    ("run_code", {"code": 1}, "code: Input should be a valid string"),
+    ("run_code", {"code": 1}, "code: must be a text"),
     ("run_code", {"code": "", "lang": "c"}, "lang: unknown field"),
     ("run_code", {"code": "", "language": "cobol"}, "'cobol' is not installed"),
     ("run_code", {"code": "print('lost')"}, "the sandbox failed, not the program"),
-    ("list_problems", {"most": 1000}, "most: Input should be less than or equal to 100"),
+    ("list_problems", {"most": 1000}, "most: must be less than or equal to 100"),
     ("grade_on_public_tests", {"problem_id": "no", "answer": ""}, "there is no problem 'no'"),
     ("grade_on_public_tests", {"problem_id": "echo-0", "answer": ""}, "echo-0 has no public tests"),
     ("grade_on_public_tests", {"problem_id": "echo-1", "answer": "print('lost')"}, "the service failed"),

@@ -157,7 +157,7 @@ WRONG: list[tuple[Callable[[Home], object], str]] = [
         key("learning_rate", "1e-5"),
         r"my.toml: unknown key learning_rate: did you mean learner.learning_rate or sft.learning_rate\?",
     ),
-    (key("broker.group_size", '"eight"'), r"my.toml: broker.group_size: .*valid integer.*'eight'"),
+    (key("broker.group_size", '"eight"'), r"my.toml: broker.group_size: must be a valid integer .*'eight'"),
     (key("broker.batch_size", "30"), r"my.toml: broker: batch_size 30 must be a multiple of group_size 8"),
     (
         key("broker.batch_size", "16"),
@@ -171,7 +171,7 @@ WRONG: list[tuple[Callable[[Home], object], str]] = [
     (key("evaluation.problems", '"hard.jsonl"'), r"^evaluation.problems: .*home/hard.jsonl does not exist"),
     (key("evaluation.problems", '"model/config.json"'), r"^evaluation.problems: .*model/config.json, "),
     (key("generation.environment.prompt_as", '"messages"'), r"prompt_as is \"messages\", but .* has no chat template"),
-    (key("generation.environment.prompt_as", '"chat"'), r"prompt_as: Input should be 'auto', 'text' or 'messages'"),
+    (key("generation.environment.prompt_as", '"chat"'), r"prompt_as: must be 'auto', 'text' or 'messages'"),
     (
         key("generation.environment.prompt_template", '"Solve."'),
         r"prompt_template: expected: text around \{prompt\}.*'Solve\.'",

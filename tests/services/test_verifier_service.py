@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import grpc
 import httpx
 import pytest
+from google.protobuf import text_format
 from prometheus_client import CollectorRegistry
 
 from nouscoder.client import AsyncClient, GradingFailed, Patience
@@ -419,3 +420,39 @@ async def test_the_client_fails_with_one_clear_sentence(service: Running) -> Non
     async with AsyncClient("http://127.0.0.1:1", Patience(unreachable_s=0.01)) as client:
         with pytest.raises(GradingFailed, match="does not answer"):
             await client.grade_record(request())
+
+
+_TESTS = 'tests { stdin { cases { input: "a" output: "a" } } } '
+WRONG_MESSAGES = [
+    ("", "submission has neither code nor completion"),
+    ('code: "x"', "tests has none of stdin, call"),
+    (_TESTS + 'completion: "x" language: "pythn"', "language: 'pythn' is not installed"),
+    (_TESTS + 'code: "x" other_languages: "pythn"', "other_languages: 'pythn' is not installed"),
+    (_TESTS + 'code: "x" limits { wall_time_s: -1 }', "limits.wall_time_s must be positive, not -1.0"),
+    (_TESTS + 'code: "x" limits { wall_time_s: nan }', "limits.wall_time_s must be positive, not nan"),
+    (_TESTS + 'code: "x" limits { wall_time_s: 1e9 }', "limits.wall_time_s: must be at most 300.0"),
+    (_TESTS + 'code: "x" comparator { kind: 99 }', "comparator.kind 99 is unknown"),
+    (_TESTS + 'code: "x" comparator { float_tolerance: -1 }', "comparator.float_tolerance must be at least 0"),
+    (_TESTS + 'code: "x" profile: 99', "profile 99 is unknown"),
+    (_TESTS + 'code: "x" files { key: "../a" value: "x" }', "must be a plain name"),
+    ('code: "x" tests { stdin { } }', "tests.cases: Field required"),
+    (
+        'code: "x" tests { call { entry_point: "a b" cases { expected_json: "1" } } }',
+        "tests.entry_point: must be the name of a function",
+    ),
+    (
+        'code: "x" tests { call { entry_point: "f" cases { expected_json: "{" } } }',
+        "tests.call.cases[0].expected_json is not JSON",
+    ),
+]
+
+
+async def test_a_wrong_message_gets_one_sentence(service: Running) -> None:
+    for text, sentence in WRONG_MESSAGES:
+        message = text_format.Parse(text, verdict_pb2.Submission())
+        with pytest.raises(grpc.RpcError) as refused:
+            await service.stub.Grade(verifier_pb2.GradeRequest(submission=message))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        details = refused.value.details() or ""
+        assert sentence in details, text
+        assert "\n" not in details

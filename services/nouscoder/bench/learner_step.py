@@ -39,6 +39,7 @@ from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.shaped_policy import SHAPES, shaped_batch, shaped_policy
 from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
+from nouscoder.errors import WrongUse
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.model.attention import use_attention
 from nouscoder.learner.model.computation import checkpoint_activations, compile_layers, compute_dtype
@@ -156,7 +157,7 @@ def bench_step(load: StepLoad, config: Config, tell: Callable[[str], None]) -> S
 
 def _check(load: StepLoad, device: torch.device) -> None:
     if load.shape not in SHAPES:
-        raise BenchError(f"there is no shape {load.shape}: choose one of {', '.join(SHAPES)}")
+        raise WrongUse(f"there is no shape {load.shape}: choose one of {', '.join(SHAPES)}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BenchError(f"learner.device is {device}, and this machine has no CUDA device")
     if load.sequences > load.row_tokens:

@@ -18,6 +18,7 @@ from typing import Any
 
 from nouscoder.bench.http_load import LeanClient, LoadFault, is_address
 from nouscoder.bench.measuring import BenchError
+from nouscoder.errors import WrongUse
 
 _LIMIT_S = 10
 _MEMORY_BYTES = 1 << 30
@@ -66,9 +67,9 @@ def peer_of(text: str) -> Peer:
     """A peer from KIND=URL. Raises BenchError."""
     kind, _, url = text.partition("=")
     if kind not in list(PeerKind):
-        raise BenchError(f"--peer {kind!r:.40}: the kinds are {', '.join(PeerKind)}, as in --peer go-judge URL")
+        raise WrongUse(f"--peer {kind!r:.40}: the kinds are {', '.join(PeerKind)}, as in --peer go-judge URL")
     if not is_address(url.rstrip("/")):
-        raise BenchError(f"--peer {kind}: {url!r:.80} is not of the form http://host:port")
+        raise WrongUse(f"--peer {kind}: {url!r:.80} is not of the form http://host:port")
     return Peer(PeerKind(kind), url.rstrip("/"))
 
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from nouscoder.broker.errors import RedisAddressUnusable
 from nouscoder.config import BrokerSection
-from nouscoder.errors import without_secrets
+from nouscoder.errors import why_unreadable, without_secrets
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
@@ -20,8 +20,7 @@ def configured_url(section: BrokerSection) -> str:
     try:
         url = path.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise RedisAddressUnusable(f"broker.redis_url_file {path} cannot be read: {reason}") from error
+        raise RedisAddressUnusable(f"broker.redis_url_file {path} cannot be read: {why_unreadable(error)}") from error
     if url.partition("://")[0] not in SCHEMES:
         raise RedisAddressUnusable(f"broker.redis_url_file {path} holds no URL that begins with {SCHEMES[0]}://")
     return url

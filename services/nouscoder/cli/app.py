@@ -14,7 +14,7 @@ import typer
 from nouscoder import __version__
 from nouscoder.atomic_files import storage_fault
 from nouscoder.cli import evaluate, grade, operate, recipes, run, runs, serve, sft, status
-from nouscoder.errors import ExitCode, NousCoderError, first_error, for_terminal, without_secrets
+from nouscoder.errors import ExitCode, NousCoderError, Unusable, first_error, for_terminal, without_secrets
 from nouscoder.extras import as_missing_extra
 from nouscoder.logs import show_logs_to_a_person
 from nouscoder.private_folder import NoFolder, writable_cache
@@ -83,6 +83,8 @@ for _name, _place in ROOMS.items():
 def _for_people(error: BaseException) -> BaseException:
     """The error of one sentence that an unexpected one stands for; else the same error."""
     fault = first_error(error)
+    if isinstance(fault, UnicodeEncodeError) and (fault.encoding == "ascii" or not "".join(sys.argv).isprintable()):
+        return Unusable("a name or a text has characters that this locale has not: set LC_ALL=C.UTF-8")
     return storage_fault(fault) or as_missing_extra(fault, "".join(sys.argv[1:2]))
 
 

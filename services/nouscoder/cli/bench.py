@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -135,6 +136,8 @@ def bench_generation(
     """Sample rollouts through service and broker, compared with the engine alone: updates, and a slow verifier."""
     from nouscoder.bench import generation
 
+    if python and not shutil.which(python):
+        raise typer.BadParameter(f"{python} is no program here", param_hint="--python")
     result = asyncio.run(generation.bench_generation(engine, seconds, python or sys.executable, tuple(overrides or ())))
     _show(result, generation.as_text, as_json)
 

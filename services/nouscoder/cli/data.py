@@ -16,6 +16,7 @@ from nouscoder.cli.status import BrokerOption, broker_at, broker_of
 from nouscoder.config import Config, load_config
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.errors import Unusable
+from nouscoder.rpc.addresses import require_url
 
 # The output of `nouscoder data stats`.
 
@@ -252,6 +253,8 @@ def data_synthesize(
     from nouscoder.data.synthesis import SynthesisSettings, synthesize
     from nouscoder.grade_files.answers import GradingTarget
 
+    for option, given in (("--url", url), ("--solver-url", solver_url or url)):
+        require_url(given, option)
     only_with("--server", server, "--token")
     writer = ServedModel(url=url, model=model)
     solver = ServedModel(url=solver_url or url, model=solver_model or model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -144,7 +145,7 @@ def init(
     write_starter(out, with_overrides(values, overrides or []))
     if not folder.exists() and is_hub_id(policy):
         say(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
-    say(f"{out} is written; begin the run with: nouscoder train {out}")
+    say(f"{out} is written; begin the run with: nouscoder train {shlex.quote(str(out))}")
 
 
 class Part(StrEnum):
@@ -198,4 +199,5 @@ def model_import(
     from nouscoder.policy_folder.gguf import import_gguf
 
     num_weights = import_gguf(file.absolute(), out, dtype.value)
-    say(f"{out} is written: {num_weights:,} weights; begin a run with: nouscoder init {out} PROBLEMS.jsonl")
+    begin = f"nouscoder init {shlex.quote(str(out))} PROBLEMS.jsonl"
+    say(f"{out} is written: {num_weights:,} weights; begin a run with: {begin}")

@@ -60,7 +60,8 @@ def export(
     from nouscoder.run.export import export as export_version
 
     number = export_version(run, to, version, adapter=adapter)
-    say(f"version {number} of {run} is in {to}")
+    is_first = ", the first policy: no evaluation was better" if version == "best" and not number else ""
+    say(f"version {number} of {run} is in {to}{is_first}")
 
 
 @runs_app.command("rm")

@@ -20,7 +20,7 @@ from nouscoder.config import Config, load_config
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError, WrongUse
 from nouscoder.installation import how_to_install
-from nouscoder.rpc.addresses import split_address
+from nouscoder.rpc.addresses import split_address, unix_path
 
 if TYPE_CHECKING:
     from nouscoder.rpc.broker_client import BrokerClient
@@ -144,7 +144,9 @@ CHART = Path("helm/nouscoder")
 
 
 def broker_at(address: str) -> list[str]:
-    """The override that `--broker` means."""
+    """The override that `--broker` means. Raises AddressError."""
+    if address and unix_path(address) is None:
+        split_address(address)
     return [f'broker.grpc="{address}"'] if address else []
 
 

@@ -55,6 +55,8 @@ def _torch_folder() -> Path | None:
 
 
 def _resolved(device: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+        raise ValueError("must be auto, cpu, cuda or cuda:NUMBER")
     if device != "auto":
         return device
     return "cuda" if has_gpu() and not no_gpu_in_torch() else "cpu"

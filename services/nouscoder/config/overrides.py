@@ -55,6 +55,8 @@ def put(tree: dict[str, Any], override: str, model: type[BaseModel], file: Mappi
         node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
         if not isinstance(node, dict | list):
             raise ConfigError(f"--set {key}: {part} is a value, not a section")
+    if isinstance(node, dict) and isinstance(node.get(path[-1]), dict) and not isinstance(value, dict):
+        raise ConfigError(f"--set {key}: {path[-1]} is a section already, not a value")
     node[int(path[-1]) if isinstance(node, list) else path[-1]] = value
 
 

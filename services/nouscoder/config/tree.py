@@ -7,6 +7,7 @@ with what run/starter.py writes for `nouscoder init`.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from nouscoder.config.run import (
 from nouscoder.config.verifier import VerifierSection
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
-from nouscoder.errors import did_you_mean
+from nouscoder.errors import did_you_mean, plain_fault, why_unreadable
 from nouscoder.input_file import regular
 
 # Keys that had another name before: old name -> name. The old ones are still read, so that the folders of earlier runs
@@ -287,12 +288,14 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), folder: Path |
 
 def with_overrides(tree: dict[str, Any], overrides: Iterable[str], place: str = "") -> dict[str, Any]:
     """The tree of a configuration with the values of `--set`. Raises ConfigError for a faulty one, with the `place`."""
-    for override in overrides:
+    for override in (overrides := [*overrides]):
         put(tree, override, Config)
     try:
         Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(place + sentence for sentence in sentences(error, Config))) from error
+        of_sets = tuple(override.partition("=")[0] + ":" for override in overrides)  # no fault of the file
+        said = sentences(error, Config)
+        raise ConfigError("\n".join(each if each.startswith(of_sets) else place + each for each in said)) from error
     return tree
 
 
@@ -334,7 +337,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {why_unreadable(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} cannot be read: it holds no sections")
     return tree
@@ -368,10 +371,15 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
         return f"unknown key {where}{_nearest(loc, model)}"
     if fault["type"] == "string_pattern_mismatch":
         return f"{where}: expected: {_description(loc, model)} (given: {fault['input']!r:.80})"
-    message = fault["msg"].removeprefix("Value error, ")
-    if where == "configuration" or isinstance(fault["input"], dict):
+    message, given = plain_fault(fault["msg"]), fault["input"]
+    if section := re.match(r"a section whose (\w+) must be one of (.*)", message):
+        if not isinstance(given, dict):
+            return f"{where} is a section: set {where}.{section[1]}, one of {section[2]} (given: {given!r:.80})"
+        where, message, given = f"{where}.{section[1]}", f"must be one of {section[2]}", given.get(section[1])
+    if where == "configuration" or isinstance(given, dict):
         return f"{where}: {message}"
-    return f"{where}: {message} (given: {fault['input']!r:.80})"
+    choices = re.findall(r"[\w-]+", message) if re.match("must be ('|one of )", message) else []
+    return f"{where}: {message} (given: {given!r:.80}){did_you_mean(str(given), choices)}"
 
 
 def _description(loc: list[str], model: type[BaseModel]) -> str:
@@ -391,4 +399,4 @@ def _nearest(loc: list[str], model: type[BaseModel]) -> str:
     near = did_you_mean(loc[-1], siblings)
     if near and section:
         return near.replace("mean ", f"mean {'.'.join(section)}.")
-    return near or did_you_mean(".".join(loc), [".".join(path) for path in keys])
+    return near or did_you_mean(".".join(loc), [".".join(path) for path in keys if did_you_mean(loc[-1], [path[-1]])])

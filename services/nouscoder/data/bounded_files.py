@@ -28,7 +28,7 @@ from typing import IO, Any, TypeVar, cast
 
 from pydantic import ValidationError
 
-from nouscoder.errors import Unusable
+from nouscoder.errors import Unusable, why_unreadable
 from nouscoder.formats.body import Body, first_fault
 from nouscoder.formats.json_values import json_value, json_weight
 from nouscoder.input_file import regular
@@ -162,7 +162,7 @@ def read_records(path: Path) -> Iterator[SourceRow]:
             else:
                 yield from _lines(file)
     except (OSError, UnicodeDecodeError, FileRefused) as error:
-        raise UnreadableFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UnreadableFile(f"{path} cannot be read: {why_unreadable(error)}") from error
 
 
 def checked_records(path: Path, form: type[AnyBody]) -> Iterator[AnyBody]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.config.recipe import recipe_path
 from nouscoder.config.tree import read_given
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, WrongUse
 from nouscoder.policy_folder.engine_choice import missing_engine
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.folder import RunFolder, lines_when_stopped, newest_version, unused_name
@@ -85,6 +85,9 @@ def _opened(config: Config, overrides: Sequence[str], *, resume: bool) -> tuple[
 
 
 def _config(recipe: str, seed: int, name: str | None, overrides: Sequence[str], *, resume: bool) -> Config:
+    for key, option in (("run.seed", "--seed"), ("run.name", "--name")):
+        if any(each.partition("=")[0] == key for each in overrides):
+            raise WrongUse(f"--set {key} is {option} of the demo: give {option}")
     config = load_config(recipe_path(recipe), [*overrides, f"run.seed={seed}"])
     wanted = name or f"{recipe}-{seed}"
     if name is None and not resume:

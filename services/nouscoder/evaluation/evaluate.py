@@ -68,6 +68,7 @@ from nouscoder.policy_folder.weights_files import is_adapter, shards_of
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog
 from nouscoder.report.evaluation_page import MOST_SHOWN, ShownSample, spread, write_evaluation_report
+from nouscoder.rpc.addresses import require_url
 from nouscoder.rpc.server import stop_event
 from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
@@ -238,6 +239,9 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     """Evaluate, and answer the record of report.json. Raises NousCoderError."""
     if [bool(request.url), request.samples is not None, request.checkpoint is not None].count(True) != 1:
         raise WrongUse("give one of --url (with --model), --policy and --samples")
+    for option, url in (("--url", request.url or None), ("--verifier", request.verifier)):
+        if url is not None:
+            require_url(url, option)
     if request.checkpoint:
         config = request.checkpoint.runnable(config)
     with ExitStack() as stack:

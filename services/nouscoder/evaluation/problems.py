@@ -65,6 +65,8 @@ class Window:
         for bound in (self.since, self.until):
             if bound:
                 _instant(bound)
+        if self.since and self.until and _instant(self.until) < _instant(self.since):
+            raise NothingToEvaluate(f"no date is from {self.since} to {self.until}")
 
     def holds(self, date: str) -> bool:
         """Whether the date is inside. Without bounds every date is, also an unknown one."""

@@ -40,6 +40,7 @@ from nouscoder.domain.submission import (
     language_name,
     method_name,
 )
+from nouscoder.errors import plain_fault
 from nouscoder.formats.json_values import case_json
 
 _Item = TypeVar("_Item")
@@ -89,13 +90,17 @@ def _fault(fault: ErrorDetails, prefix: str) -> tuple[str, str]:
     if kind == "union_tag_not_found":
         return f"{field}.type", "is missing"
     if kind == "json_invalid":
-        return "body", f"not JSON: {context.get('error', fault['msg'])}"
-    return field, _SAID.get(kind) or fault["msg"].removeprefix("Value error, ")
+        return "body", f"not JSON: {context.get('error', fault['msg'])}".replace(" at line 1 column ", " at column ")
+    if kind == "model_type" and field == "comparator":
+        kinds = ", ".join(ComparatorKind)
+        return field, f'not a JSON object such as {{"type": "tokens"}}; the types are {kinds}'
+    return field, _SAID.get(kind) or plain_fault(fault["msg"])
 
 
 def _field_name(loc: tuple[int | str, ...]) -> str:
     """A name such as tests.cases[0].input, from pydantic's path, which also has the tag of a union."""
     parts = [part for at, part in enumerate(loc) if not (at == 1 and loc[0] == "tests" and part in TEST_TYPES)]
+    parts = [part for part in parts if part not in ("str", "dict[str,any]", "list[any]")]  # of a union
     name = ""
     for part in parts:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"

@@ -33,6 +33,7 @@ from nouscoder.domain.reasoning import begun_by, opened_by
 from nouscoder.domain.submission import MathTests, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.errors import Unusable
 from nouscoder.input_file import regular
+from nouscoder.rpc.addresses import require_url
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import answer_record, parse_submission, request_of
 from nouscoder.verifier.grading.extract import extract_program
@@ -95,8 +96,11 @@ def _samples(number: int, record: dict[str, Any], prefill: str) -> Iterator[Entr
     if not found:
         yield Entry(number, entry_id, str(name), fault=f"it has none of {', '.join(_PROGRAMS | _ANSWERS)}")
         return
-    # A whole program is preferred to the answer that it was extracted from.
+    # The programs of a list are preferred to the answers that they were extracted from.
     key, field = found[0]
+    if key != "code_list" and len(found) > 1:
+        yield Entry(number, entry_id, str(name), fault=f"give exactly one of {' and '.join(key for key, _ in found)}")
+        return
     given = record.get("language") if field == "code" else None
     language = {"language": language_name(given)} if isinstance(given, str) else {}
     asked = opened_by(record.get("prompt")) or ("" if record.get("reasoning") else prefill)
@@ -175,7 +179,8 @@ def answers_of(
     target: GradingTarget, problems: ProblemIndex | None
 ) -> AbstractAsyncContextManager[tuple[Answerer, int]]:
     """(answerer, submissions at once). Raises SandboxUnavailable, and GradingFailed when nothing at the URL grades."""
-    if target.server:
+    if target.server is not None:
+        require_url(target.server, "the URL of the grading service")
         return _remote_answers(target.server, problems, target.token, target.ca)
     return _local_answers(target.verifier, problems)
 

@@ -188,11 +188,11 @@ class GradeSummary:
         rows += [("bad lines", f"{self.num_bad}", "")] if self.num_bad else []
         rows += [(f"pass@{k}", f"{value:.4f}", "") for k, value in self.pass_at_k.items()]
         lines = [f"{name:<24}{value:>10}{share:>9}".rstrip() for name, value, share in rows]
-        problems = f" of {len(self.by_problem)} problems" if self.by_problem else ""
+        problems = f" of {len(self.by_problem)} problem{'s' * (len(self.by_problem) != 1)}" if self.by_problem else ""
         reasons = [f"without verdict: {reason} ({count})" for reason, count in self.reasons.most_common()]
         counts = ", ".join(f"{language} {count}" for language, count in self.languages.most_common())
         languages = f"; graded as {counts}" if counts else ""
-        head = f"{self.num_lines} submissions{problems}{languages}"
+        head = f"{self.num_lines} submission{'s' * (self.num_lines != 1)}{problems}{languages}"
         return "\n".join([*self.bad_lines, *reasons, head, *lines])
 
 

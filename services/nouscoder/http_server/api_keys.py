@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nouscoder.errors import Unusable
+from nouscoder.errors import Unusable, why_unreadable
 from nouscoder.input_file import regular
 
 log = logging.getLogger(__name__)
@@ -177,8 +177,7 @@ def _read(file: Path) -> tuple[ApiKey, ...]:
     try:
         return parse_api_keys(regular(file).read_text("utf-8-sig").splitlines(), str(file))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ApiKeysUnusable(f"{file} cannot be read: {reason}") from error
+        raise ApiKeysUnusable(f"{file} cannot be read: {why_unreadable(error)}") from error
 
 
 def client_of(address: tuple[str, int] | None) -> str:

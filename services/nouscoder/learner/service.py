@@ -27,7 +27,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
@@ -259,7 +259,9 @@ async def serve(config: Config) -> None:
 
     With learner.serve_after_run it then serves the policies until SIGTERM.
     """
-    learner = config.learner
+    learner, policy = config.learner, config.in_run_folder(config.policy.path)
+    if not policy.exists() and not config.run.folder.exists():
+        raise Unusable(f"policy.path: {policy} does not exist; --config names the run's configuration")
     ranks = await asyncio.to_thread(Ranks.join, learner.device, learner.rank_patience_s, learner.context_parallel)
     if ranks.rank:
         # Supervisors signal every rank. Rank 0 decides: it completes its step and tells the others to stop.

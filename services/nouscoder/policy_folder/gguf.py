@@ -51,7 +51,8 @@ def import_gguf(file: Path, out: Path, dtype: str = "bfloat16") -> int:
         raise
     except Exception as error:  # the reader raises whatever a damaged or unknown file leads to
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise GgufUnusable(f"{file} cannot be imported: {reason[:200]}") from error
+        reason = reason[:200] if "not supported" in reason else f"it is cut or damaged ({reason[:200]})"
+        raise GgufUnusable(f"{file} cannot be imported: {reason}") from error
     with whole_folder(out) as folder:
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)

@@ -242,7 +242,8 @@ def _check_index(config: Config) -> None:
     with closing(open_index(config)) as index:
         num_problems = len(index.problem_ids)
     if not num_problems:
-        raise ConfigError(f"no problem is left to train on{_because_of_languages(config, 'training')}")
+        kept = config.problems.languages and f": none is in problems.languages, {', '.join(config.problems.languages)}"
+        raise ConfigError(f"no problem is left to train on{_because_of_languages(config, 'training') or kept or ''}")
 
 
 def _section(config: Config) -> VerifierSection | None:
@@ -513,4 +514,5 @@ def _missing(config: Config, path: Path) -> str:
 def no_such(path: Path, where: str = "") -> str:
     """A message that the path does not exist, with the nearest name in its folder."""
     names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    names = [name for name in names if did_you_mean(path.stem, [Path(name).stem])]  # a common suffix is not enough
     return f"{path} does not exist{where}{did_you_mean(path.name, names)}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from nouscoder.errors import ExitCode, NousCoderError, Unusable
+from nouscoder.errors import ExitCode, NousCoderError, Unusable, why_unreadable
 from nouscoder.store.packed_blobs import MAX_BYTES, PackedBlobs
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _pack_faults(what: str) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise BlobsUnavailable(f"{what}: the packed blobs cannot be used: {error}") from error
+        raise BlobsUnavailable(f"{what}: the packed blobs cannot be used: {why_unreadable(error)}") from error
 
 
 class ObjectBlobs:
@@ -309,4 +309,4 @@ def _object_faults(what: str) -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        raise BlobsUnavailable(f"{what}: {error}") from error
+        raise BlobsUnavailable(f"{what}: {str(error).splitlines()[0]}") from error

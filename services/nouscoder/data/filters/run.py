@@ -35,7 +35,7 @@ from nouscoder.data.importers.run import ImportSummary, import_files, source_nam
 from nouscoder.data.pass_rates import pass_rates_file
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import is_parquet, join, made_by, require_new, store_beside, write_parts
-from nouscoder.errors import did_you_mean
+from nouscoder.errors import did_you_mean, plain_fault, why_unreadable
 from nouscoder.formats.body import Body
 from nouscoder.grade_files.answers import GradingTarget
 from nouscoder.input_file import regular
@@ -101,7 +101,7 @@ def read_recipe(path: Path, folder: Path | None = None) -> Recipe:
     try:
         tree = tomllib.loads(regular(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise CannotFilter(f"{path} cannot be read: {error}") from error
+        raise CannotFilter(f"{path} cannot be read as a recipe: {why_unreadable(error)}") from error
     faults: list[str] = []
     body = _validated(RecipeBody, tree, "", faults)
     steps = [_step(number, given, faults) for number, given in enumerate([] if body is None else body.steps, 1)]
@@ -177,7 +177,7 @@ def _validated(kind: type[Any], given: Any, place: str, faults: list[str]) -> An
             elif fault["type"] == "missing":
                 faults.append(f"{place}{key} is missing")
             else:
-                wrong = fault["msg"].removeprefix("Value error, ")
+                wrong = plain_fault(fault["msg"])
                 faults.append(f"{place}{key}: {wrong}" if key else f"{place}{wrong}")
         return None
 

@@ -34,7 +34,7 @@ from nouscoder.domain.submission import (
     Tests,
     language_name,
 )
-from nouscoder.errors import Unusable, did_you_mean
+from nouscoder.errors import Unusable, did_you_mean, why_unreadable
 from nouscoder.formats.body import Body, first_fault
 from nouscoder.formats.json_values import case_json
 from nouscoder.input_file import regular
@@ -259,7 +259,7 @@ def prompt_named(name: str) -> str:
         return regular(Path(name)).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise WrongOption(
-            f"--prompt {name} is none of {', '.join(_FORMS)} and no file with a template: {error}"
+            f"--prompt {name} is none of {', '.join(_FORMS)} and no file with a template: {why_unreadable(error)}"
         ) from None
 
 

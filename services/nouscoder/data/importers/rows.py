@@ -31,7 +31,7 @@ from nouscoder.data.bounded_files import (
 )
 from nouscoder.data.importers.fields import QUESTIONS, Row, optional_text
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
-from nouscoder.errors import Unusable, did_you_mean
+from nouscoder.errors import Unusable, did_you_mean, why_unreadable
 from nouscoder.input_file import regular
 from nouscoder.installation import how_to_install
 
@@ -115,7 +115,7 @@ def _csv_rows(path: Path, skip: int) -> Iterator[SourceRow]:
                 if number > skip:
                     yield SourceRow(number, value)
     except (OSError, ValueError, csv.Error) as error:
-        raise ProblemFileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise ProblemFileError(f"{path} cannot be read: {why_unreadable(error)}") from error
 
 
 def _parquet_rows(path: Path, skip: int) -> Iterator[SourceRow]:

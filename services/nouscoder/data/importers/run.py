@@ -25,6 +25,7 @@ from nouscoder.data.importers.options import Columns, ImportOptions
 from nouscoder.data.importers.rows import (
     PREFIX,
     Format,
+    HubDataUnusable,
     HubRows,
     hub_rows,
     num_rows,
@@ -142,6 +143,8 @@ def source_named(text: str, folder: Path = _HERE) -> Source:
 
     A folder ORGANISATION/NAME there, with the files of that data set, is read in place of the hub.
     """
+    if "://" in text:
+        raise HubDataUnusable(f"{text:.200} is no file: files of this machine and hub:ORGANISATION/NAME are read")
     if not text.startswith(PREFIX):
         return folder / text
     rows = hub_rows(text)
@@ -211,7 +214,8 @@ class _Import:
             # Otherwise the same files could not be imported in another format.
             shutil.rmtree(self.folder, ignore_errors=True)
             if not state.rejected:
-                raise CannotImport(f"there is no row in {', '.join(str(file) for file in self._files)}")
+                names = ", ".join(str(file) for file in self._files)
+                raise CannotImport(f"there is no row in {names}" if names else "give the files to import, or hub:NAME")
             first = next(rejections_of(rejections))["detail"]
             raise CannotImport(f"no row could be imported; {rejections} has the reason of each, such as: {first}")
         parts = [self._part(number) for number in range(state.parts)]

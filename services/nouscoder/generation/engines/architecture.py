@@ -70,7 +70,8 @@ def model_config(folder: Path) -> Any:
 
 
 def _no_config(folder: Path, error: Exception) -> EngineUnusable:
-    return EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}")
+    reason = str(error).splitlines()[0] if folder.exists() else "there is no such folder"
+    return EngineUnusable(f"{folder} holds no config.json of a model: {reason}")
 
 
 class Architecture(Parameters):

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nouscoder.domain.conversation import Message, Role
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, plain_fault
 from nouscoder.formats.body import ListOf
 from nouscoder.formats.json_values import ValueCount, json_value
 from nouscoder.http_server.body import BodyParser
@@ -236,7 +236,7 @@ def _request_or_fault(kind: type[Parsed], body: bytes) -> Parsed | ApiFault:
 def _fault_in(error: ValidationError) -> ApiFault:
     fault = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(part for part in map(str, fault["loc"]) if not part.startswith(_TYPES)) or None
-    message = fault["msg"].removeprefix("Value error, ")
+    message = plain_fault(fault["msg"])
     return invalid(f"{field}: {message}" if field else message, field)
 
 

@@ -73,7 +73,8 @@ class GetRewardRequest(BaseModel):
                 record = {**request_of_label(label, values), "completion": answer}
                 found.append(parse_submission(json_bytes(record), values))
             except InvalidSubmission as error:
-                raise type(error)(f"labels[{number}].{error.field}", str(error)) from None
+                reason = str(error).removeprefix(f"{error.field}: ")
+                raise type(error)(f"labels[{number}].{error.field}", reason) from None
         return found
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission, language_name
+from nouscoder.errors import plain_fault
 from nouscoder.formats.body import MOST_FAULTS, ListOf, first_fault
 from nouscoder.formats.json_values import ValueCount, with_whole_characters
 from nouscoder.verifier.access.caller import current_caller
@@ -150,7 +151,7 @@ def parse_run_code(body: bytes, _values: ValueCount | None = None) -> RunCodeReq
             raise InvalidSubmission(*first_fault(error)) from None
         fault = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in fault["loc"]) or "body"
-        raise InvalidSubmission(field, fault["msg"]) from None
+        raise InvalidSubmission(field, plain_fault(fault["msg"])) from None
 
 
 class CodeRunner:
