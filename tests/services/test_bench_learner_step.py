@@ -12,6 +12,7 @@ from nouscoder.bench.learner_step import StepLoad, bench_step, defaults, largest
 from nouscoder.bench.measuring import BenchError, as_record
 from nouscoder.bench.shaped_policy import SHAPES, shaped_batch, shaped_policy
 from nouscoder.config import load_config
+from nouscoder.errors import WrongUse
 from nouscoder.learner.model.packing import input_lengths
 from nouscoder.learner.parallel.balance import training_flops
 
@@ -57,7 +58,7 @@ def test_the_bench_measures_the_step_and_its_control_and_tells_as_it_goes() -> N
 
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BenchError, match=r"there is no shape large: choose one of tiny, qwen3-0\.6b"):
+    with pytest.raises(WrongUse, match=r"there is no shape large: choose one of tiny, qwen3-0\.6b"):
         bench_step(StepLoad("large"), load_config(None), print)
     with pytest.raises(BenchError, match=r"learner\.device is cuda, and this machine has no CUDA device"):
         bench_step(LOAD, load_config(None, ["learner.device=cuda"]), print)

@@ -24,6 +24,7 @@ from nouscoder.bench.measuring import BenchError
 from nouscoder.bench.peers import Peer, PeerBench, PeerKind, PeerLoad, as_lines, peer_of
 from nouscoder.bench.verifier import running_service, submission
 from nouscoder.cli import app
+from nouscoder.errors import WrongUse
 
 
 class GoJudgeForm(BaseHTTPRequestHandler):
@@ -135,8 +136,8 @@ def test_a_peer_is_a_kind_and_a_url() -> None:
     for words in (["judge0", "http://a:1"], ["go-judge"]):
         done = CliRunner().invoke(app, ["bench", "verifier", "--peer", *words])
         assert done.exit_code != 0
-    with pytest.raises(BenchError, match="the kinds are go-judge, sandboxfusion"):
+    with pytest.raises(WrongUse, match="the kinds are go-judge, sandboxfusion"):
         peer_of("judge0=http://a:1")
     for url in ("ftp", "http://a", "http://a:99999", "http://a:1/path"):
-        with pytest.raises(BenchError, match="not of the form"):
+        with pytest.raises(WrongUse, match="not of the form"):
             peer_of(f"go-judge={url}")
