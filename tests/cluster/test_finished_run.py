@@ -15,7 +15,7 @@ BATCHES = (4, 60)
 
 def test_more_batches_continue_a_finished_run_also_while_the_end_of_redis_file_is_damaged(release: Any) -> None:
     def summary() -> dict[str, Any]:
-        return json.loads(release.run_file("summary.json") or "{}")
+        return dict(json.loads(release.run_file("summary.json") or "{}"))
 
     def trains(batches: int) -> tuple[str, str]:
         return ("--set", f"config.run.total_batches={batches}")
