@@ -31,7 +31,7 @@ from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.rpc.pairs import RULES
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.run import languages as run_languages
-from nouscoder.run import preflight
+from nouscoder.run import preflight, token_limits
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.verifier.grading.grader import local_grader
 from nouscoder.verifier.toolchains.languages import installed, registry
@@ -159,7 +159,7 @@ def test_a_local_run_leaves_out_problems_of_languages_that_it_lacks_with_their_n
         assert dict(index.in_others) == {"p2": ("rust",), "p3": ("cpp", "rust"), "p4": ("go",)}
         assert sorted(index.all_ids) == [one.problem_id for one in TRAIN]
     assert [one.problem_id for one in held_out_problems(config)] == ["p0"]
-    assert preflight.left_out_lines(config) == [
+    assert token_limits.left_out_lines(config) == [
         "3 of 6 training problems are left out: they allow go, rust, and problems.languages is cpp, python",
         "1 of 2 held-out problems are left out: they allow rust, and problems.languages is cpp, python",
     ]

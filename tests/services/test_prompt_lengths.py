@@ -21,7 +21,7 @@ from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.generation.environments.prompts import Prompts, counted
 from nouscoder.policy_folder.tokenizer import load_tokenizer
-from nouscoder.run import preflight
+from nouscoder.run import preflight, token_limits
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}[assistant]"
 TESTS = StdinTests((StdinCase("1\n", "1\n"),))
@@ -74,7 +74,7 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[int] = []
-        monkeypatch.setattr(preflight, "asked_of_models", self._answer)
+        monkeypatch.setattr(token_limits, "asked_of_models", self._answer)
 
     def _answer(self, function: str, request: dict[str, Any], more_s: float) -> dict[str, Any]:
         self.asked.append(len(request["texts"]))
@@ -103,7 +103,7 @@ def config(folder: Path, *more: str) -> Config:
 
 
 def faults(settings: Config) -> list[str]:
-    return [*preflight._prompt_faults(settings)]
+    return [*token_limits.prompt_faults(settings)]
 
 
 def test_few_long_prompts_are_left_out_with_their_number_and_counted_once(folder: Path, counting: Counting) -> None:
@@ -111,7 +111,7 @@ def test_few_long_prompts_are_left_out_with_their_number_and_counted_once(folder
     save_problems(folder.parent / "held_out.jsonl", problems("h", [20] * 11 + [260]))
     settings = config(folder)
     assert faults(settings) == []
-    assert preflight.left_out_lines(settings) == [
+    assert token_limits.left_out_lines(settings) == [
         "2 of 20 training problems are left out as too long: their prompts have 251 to 301 tokens, and"
         " generation.max_tokens_total is 200",
         "1 of 12 held-out problems are left out as too long: their prompts have 261 tokens, and"
@@ -140,7 +140,7 @@ def test_an_evaluation_keeps_the_problems_that_only_its_own_context_holds(folder
     )
     assert faults(longer) == []
     assert [one.problem_id for one in held_out_problems(longer)] == [f"h{n}" for n in range(19)]
-    assert preflight.left_out_lines(longer) == [
+    assert token_limits.left_out_lines(longer) == [
         "1 of 19 training problems are left out as too long: their prompts have 251 tokens, and"
         " generation.max_tokens_total is 200",
         "1 of 20 held-out problems are left out as too long: their prompts have 301 tokens, and"

@@ -20,7 +20,7 @@ from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.objectives.registry import OBJECTIVES
 from nouscoder.learner.trainer import Trainer
-from nouscoder.run.preflight import _length_faults
+from nouscoder.run.token_limits import length_faults
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("demo", "demo-real", "demo-self-play", "small-real", "smollm2-135m")
@@ -279,4 +279,4 @@ def test_no_stage_of_a_recipe_contradicts_itself(name: str) -> None:
     """What the check before a start says without files, models or devices."""
     whole = recipe(name)
     stages = [whole.stage_run(index) for index in range(len(whole.plan.stages))]
-    assert [[*_length_faults(run), run.step_fault] for run in stages or [whole]] == [[""]] * (len(stages) or 1)
+    assert [[*length_faults(run), run.step_fault] for run in stages or [whole]] == [[""]] * (len(stages) or 1)

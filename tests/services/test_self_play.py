@@ -30,7 +30,7 @@ from nouscoder.errors import Unusable
 from nouscoder.generation.environments.prompts import counted
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.model.weights import load_model
-from nouscoder.run import preflight
+from nouscoder.run import token_limits
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.view import PlainView, View
 from nouscoder.self_play import run as rounds
@@ -86,7 +86,7 @@ class Stopped(BaseException):
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     # Prompts are counted here, not in a process.
-    monkeypatch.setattr(preflight, "asked_of_models", lambda function, request, more_s: counted(request))
+    monkeypatch.setattr(token_limits, "asked_of_models", lambda function, request, more_s: counted(request))
 
     def problem(name: str, prompt: str) -> Problem:
         tests = StdinTests((StdinCase("1\n", "2\n"),))

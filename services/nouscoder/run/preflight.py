@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -20,10 +20,8 @@ from nouscoder.config import Config, ConfigError, DecayKind, EnvironmentSection,
 from nouscoder.config.base import PathKind, keys_of
 from nouscoder.config.broker import EpochsCurriculum
 from nouscoder.config.devices import device_fault, has_gpu, no_gpu_in_torch
-from nouscoder.config.generation import GenerationSection
 from nouscoder.data.check import CheckedFile, check_file, library_fault_here
-from nouscoder.data.problem_index import all_held_out, fitting, in_languages, open_index, prompt_lengths
-from nouscoder.data.prompt_lengths import are_counted, left_out_sentence, may_be_long
+from nouscoder.data.problem_index import all_held_out, in_languages, open_index
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.errors import NousCoderError, did_you_mean, for_terminal
@@ -32,7 +30,6 @@ from nouscoder.policy_folder.compose import with_yarn
 from nouscoder.policy_folder.engine_choice import missing_engine, shared_device_fault, with_engine
 from nouscoder.policy_folder.inspection import (
     HubUnavailable,
-    context_tokens,
     downloaded,
     engine_faults,
     faults_of,
@@ -41,17 +38,15 @@ from nouscoder.policy_folder.inspection import (
 )
 from nouscoder.policy_folder.prompt_file import PromptFileUnusable, prompt_lines, with_date, with_recorded_prompt
 from nouscoder.rpc.addresses import require_free
-from nouscoder.run.asked_of_models import CannotCount, adapter_faults, adapter_lines, asked_of_models
+from nouscoder.run.asked_of_models import adapter_faults, adapter_lines
 from nouscoder.run.held_out import leak_lines
 from nouscoder.run.languages import grades_here, left_out_sentences, missing_here, with_languages
 from nouscoder.run.sinks.targets import missing_packages
+from nouscoder.run.token_limits import left_out_lines, length_faults, position_faults, prompt_faults
 
 _REDIS_TIMEOUT_S = 5.0
-_PROMPT_LIMIT_S = 0.1  # to count one takes some milliseconds
 _MOST_FAULTS = 20  # of a problem file in one message
 _NOT_HERE, _OF_ANSWERS = "is not installed", ("language:", "other_languages:")
-_COUNT = "nouscoder.generation.environments.prompts:count_stdin"
-_MANY_PROMPTS = 1000  # take long enough that a person wants to know
 
 
 async def checked(config: Config) -> Config:
@@ -140,10 +135,10 @@ def _all_faults(config: Config, positions: int | None = None) -> list[str]:
     """What keeps the run from its start. `positions`: of its policy, where the folder does not say so yet (YaRN)."""
     with suppress(NousCoderError):
         config = with_languages(config)
-    faults = [*_policy_faults(config), *_faults_without_a_model(config), *_position_faults(config, positions)]
+    faults = [*_policy_faults(config), *_faults_without_a_model(config), *position_faults(config, positions)]
     for check in (missing_engine, _shared_device_faults):
         faults += check(config)
-    return faults or [*_language_faults(config), *_prompt_faults(config)] or adapter_faults(config)
+    return faults or [*_language_faults(config), *prompt_faults(config)] or adapter_faults(config)
 
 
 def _faults_without_a_model(config: Config) -> list[str]:
@@ -152,7 +147,7 @@ def _faults_without_a_model(config: Config) -> list[str]:
         config = with_languages(config)
     faults = list[str]()
     for check in (
-        *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
+        *(_file_faults, _first_checkpoint_faults, _problem_faults, length_faults),
         *(device_faults, missing_packages, address_faults, _redis_faults),
     ):
         faults += check(config)
@@ -308,44 +303,6 @@ def _language_faults(config: Config) -> Iterator[str]:
         yield f"problems.languages: {missing} is not on this machine, and problems need it: {_GET_LANGUAGES}"
 
 
-def _prompt_faults(config: Config) -> Iterator[str]:
-    """Counts the tokens of the prompts that have no count yet. So the index leaves out those that are too long."""
-    environment, allowed = config.generation.environment, config.problems.too_long_share
-    if not are_counted(environment):
-        return
-    with closing(open_index(config)) as index:
-        texts = index.texts()
-    held_out = _held_out(config)
-    wanted = [*texts.values(), *(PromptText.of(one) for one in held_out)]
-    lengths = prompt_lengths(config)
-    if missing := lengths.missing(may_be_long(config, wanted)):
-        try:
-            lengths.plus(_counted(config, missing))
-        except CannotCount as error:
-            yield f"policy.path: the prompts cannot be written: {error}"
-            return
-    for key, what, left_out, num_problems, limit in _left_out(config, held_out):
-        if len(left_out) > allowed * num_problems:
-            said = left_out_sentence(what, left_out, num_problems, limit)
-            yield f"{key}: {said}: raise it, shorten the prompts, or raise problems.too_long_share ({allowed:g})"
-
-
-def _counted(config: Config, texts: Sequence[PromptText]) -> dict[PromptText, int]:
-    """The tokens of each prompt, by a process of its own, because it loads transformers. Raises CannotCount."""
-    environment = config.generation.environment
-    request = {
-        "folder": str(config.in_run_folder(config.policy.path)),
-        "environment": environment.model_dump(mode="json", include={*EnvironmentSection.model_fields}),
-        "texts": texts,
-    }
-    if len(texts) >= _MANY_PROMPTS:
-        sys.stderr.write(f"counting the tokens of {len(texts)} prompts, once for this tokenizer\n")
-    answer = asked_of_models(_COUNT, request, _PROMPT_LIMIT_S * len(texts))
-    if "fault" in answer:
-        raise CannotCount(answer["fault"])
-    return dict(zip(texts, answer["counts"], strict=True))
-
-
 def notes_of(config: Config) -> list[str]:
     """What is to be said before a run starts: of its prompt, of problems that are left out, of its learning rate."""
     folder = config.in_run_folder(config.policy.path)
@@ -382,58 +339,6 @@ def decay_lines(config: Config) -> list[str]:
         f" (run.total_batches * learner.steps_per_batch): the learning rate is {rate} in the"
         f" {steps - schedule.decay_steps} steps after it"
     ]
-
-
-def left_out_lines(config: Config) -> list[str]:
-    """What is to be said of problems that are left out, because of their languages or the lengths of their prompts."""
-    too_long = [
-        left_out_sentence(what, left_out, num_problems, limit).replace(" are too long", " are left out as too long", 1)
-        for _, what, left_out, num_problems, limit in _left_out(config, _held_out(config))
-        if left_out
-    ]
-    return [*left_out_sentences(config), *too_long]
-
-
-def _held_out(config: Config) -> list[Problem]:
-    return in_languages(config, all_held_out(config))
-
-
-def _left_out(config: Config, held_out: Sequence[Problem]) -> Iterator[tuple[str, str, Mapping[str, int], int, str]]:
-    """(key, what they are, those that are too long, the number of all, the limit with its key)."""
-    with closing(open_index(config)) as index:
-        limit = f"generation.max_tokens_total is {config.generation.max_tokens_total}"
-        num_problems = len(index.all_ids) - len(index.in_others)
-        yield "problems.train", "training problems", index.left_out, num_problems, limit
-    if config.evaluation.max_tokens_total:
-        limit = f"evaluation.max_tokens_total is {config.evaluation.max_tokens_total}"
-    key = "evaluation.problems" if config.evaluation.problems else "problems.held_out"
-    yield key, "held-out problems", fitting(config, held_out)[1], len(held_out), limit
-
-
-def _lengths(config: Config) -> Iterator[tuple[str, str, GenerationSection]]:
-    """(key of the new tokens, key of all tokens, generation as it is then), of the training and of evaluations."""
-    yield "generation.sampling.max_new_tokens", "generation.max_tokens_total", config.generation
-    if config.evaluation.max_tokens_total or config.evaluation.max_new_tokens:
-        total = "evaluation" if config.evaluation.max_tokens_total else "generation"
-        yield "evaluation.max_new_tokens", f"{total}.max_tokens_total", config.evaluating.generation
-
-
-def _length_faults(config: Config) -> Iterator[str]:
-    for new_key, total_key, generation in _lengths(config):
-        new_tokens, total = generation.sampling.max_new_tokens, generation.max_tokens_total
-        if new_tokens >= total:
-            yield f"{new_key} {new_tokens} must be less than {total_key} {total}, which counts the prompt too"
-
-
-def _position_faults(config: Config, positions: int | None) -> Iterator[str]:
-    folder = config.in_run_folder(config.policy.path)
-    where = f"positions of {folder}" if positions is None else "positions that yarn gives"
-    if positions is None and folder.is_dir():
-        positions = context_tokens(folder)
-    totals = {total_key: generation.max_tokens_total for _, total_key, generation in _lengths(config)}
-    for key, total in totals.items():
-        if positions is not None and total > positions:
-            yield f"{key} {total} is more than the {positions} {where}"
 
 
 def device_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
