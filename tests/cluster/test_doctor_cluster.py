@@ -27,7 +27,7 @@ broker: &little {resources: {requests: {cpu: 1m, memory: 1Mi}, limits: {memory: 
 redis: *little
 generation: *little
 learner: {<<: *little, runResources: {requests: {cpu: 1m, memory: 1Mi}, limits: {memory: 1Gi}}}
-verifier: {<<: *little, sandbox: {pool: *little}}
+verifier: {<<: *little, sandbox: {pool: {<<: *little, candidateMemory: 512Mi}}}
 """
 COMMAND = [sys.executable, "-m", "nouscoder", "doctor", "--cluster", "--image", IMAGE]
 

@@ -31,7 +31,7 @@ from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.http_server.memory_budget import add_answer
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.compat.problem_set import NO_PROBLEMS, NoSuchProblem, ProblemSet, SampleAnswer, prompt_of
-from nouscoder.verifier.api.faults import AS_ELSEWHERE, Draining
+from nouscoder.verifier.api.faults import FAULTS, Draining
 from nouscoder.verifier.api.run_code import CodeRunner, CommandResult, CommandStatus, RunCodeRequest, RunStatus
 from nouscoder.verifier.api.schema import bodies
 from nouscoder.verifier.api.streaming import NotGraded
@@ -51,6 +51,20 @@ _MOST_CHARS = 20_000  # of one text in an answer
 _PAGE_CHARS = 100_000  # of the prompts of list_problems together
 _PARSE, _REQUEST, _METHOD, _PARAMS, _HEADERS, _UNSUPPORTED = -32700, -32600, -32601, -32602, -32020, -32022
 _STATUS = {_METHOD: 404}  # of the newer generation; others: 400
+# What the document of the API says.
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    202: {"description": "A notification: it gets no answer."},
+    400: {"description": "An error of JSON-RPC: no such message or version."},
+    404: {"description": "An error of JSON-RPC: the method is not known."},
+}
+_FIELDS = {
+    "jsonrpc": {"const": "2.0"},
+    "method": {"type": "string"},
+    "params": {"type": ["object", "null"]},
+    "id": {"type": ["string", "integer"]},
+}
+_MESSAGE = {"type": "object", "required": ["jsonrpc", "method"], "properties": _FIELDS}
+_REQUEST_BODY = {"required": True, "content": {"application/json": {"schema": _MESSAGE}}}
 
 # The tools.
 
@@ -255,7 +269,7 @@ def add_mcp(
     """Add the endpoint. `enter` raises Draining when the service drains."""
     services = Services(runner, problems)
 
-    @app.post(PATH, **AS_ELSEWHERE)
+    @app.post(PATH, responses={**FAULTS, **_ANSWERS}, openapi_extra={"requestBody": _REQUEST_BODY})
     @app.post(f"{PATH}/", include_in_schema=False)
     async def call(request: Request) -> Response:
         """Answers one message of JSON-RPC."""
@@ -294,7 +308,7 @@ def _message(record: Any, headers: Mapping[str, str]) -> _Message:
     """The message. Raises _Refused for one that is none, or of an unknown version."""
     if not isinstance(record, dict) or record.get("jsonrpc") != "2.0" or not isinstance(record.get("method"), str):
         raise _Refused(_REQUEST, "one JSON-RPC 2.0 object with a method is expected, and no batch")
-    params = record.get("params") or {}
+    params = {} if record.get("params") is None else record["params"]
     if not isinstance(params, dict) or ("id" in record and _id_of(record) is None):
         raise _Refused(_REQUEST, "params must be an object, and id a text or an integer")
     meta = params.get("_meta")
