@@ -132,7 +132,7 @@ def test_a_run_that_ends_early_says_what_gave_no_training(is_stopped: bool, tmp_
     tests = StdinTests((StdinCase("1", "2"),))
     for file in ("train.jsonl", "held.jsonl"):
         save_problems(tmp_path / file, [Problem(name, f"Add {name}.", tests) for name in ("one", "two")])
-    (tmp_path / "run.toml").touch()
+    (tmp_path / "run.toml").write_text("# every value is given by --set\n")
     values = ["policy.path=policy", "problems.train=train.jsonl", "problems.held_out=held.jsonl", "run.name=x"]
     values += ["broker.group_size=2", "broker.batch_size=4", "learner.steps_per_batch=1", "run.total_batches=2"]
     values += ["generation.threads=1", "learner.threads=1", "generation.sampling.max_new_tokens=8"]
