@@ -40,17 +40,16 @@ def started(chart: ChartRig, folder: Path) -> Iterator[redis.Redis]:
     (folder / "etc/redis/redis.conf").write_text(local(data["redis.conf"]) + f"port {port}\nbind 127.0.0.1\n")
     (folder / "etc/redis/password").write_text("secret")
     environment = {**os.environ, "PATH": f"{Path(with_folders() or '').parent}:{os.environ['PATH']}"}
-    script = local(data["start.sh"])
-    with subprocess.Popen(["sh", "-c", script], env=environment, start_new_session=True) as process:
+    (folder / "start.sh").write_text(local(data["start.sh"]))
+    ready = local(data["ready.sh"]).replace("redis-cli", f"redis-cli -p {port}")
+    as_kubelet = f"sh {folder}/start.sh || exec sh {folder}/start.sh"  # a failed start is followed by another
+    with subprocess.Popen(["sh", "-c", as_kubelet], env=environment, start_new_session=True) as process:
         try:
             client = redis.Redis(host="127.0.0.1", port=port, password="secret")
 
             def answers() -> bool:
                 assert process.poll() is None, "Redis has ended"
-                try:
-                    return bool(client.ping())
-                except redis.RedisError:
-                    return False
+                return subprocess.run(["sh", "-c", ready], env=environment, check=False).returncode == 0
 
             until(answers, "Redis answers")
             yield client
@@ -77,7 +76,8 @@ def test_redis_starts_with_what_is_whole_and_keeps_the_damaged_file(
     for _ in range(2):
         with started(chart, tmp_path) as client:
             assert client.dbsize() == kept
-            assert (tmp_path / "data/damaged").is_dir()
+            # Redis itself cuts off half a command.
+            assert (tmp_path / "data/damaged").is_dir() == (damage is not half_a_command)
     with started(chart, tmp_path) as client:
         client.set("nouscoder:more", "y")
         assert client.dbsize() == kept + 1

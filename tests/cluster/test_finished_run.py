@@ -37,7 +37,7 @@ def test_more_batches_continue_a_finished_run_also_while_the_end_of_redis_file_i
     release.until(
         lambda: any(pod.uid != old.uid and pod.ready for pod in release.pods_of("redis")), "a new Redis is ready", 120
     )
-    assert release.pod("redis").num_restarts == 0
+    assert release.pod("redis").num_restarts <= 1, "the first start finds the damage"
     assert "appendonlydir" in release.kubectl(*in_redis, "ls -d /data/damaged /data/appendonlydir")
     step = release.step()
     last = release.until(summary, "the continued run ends", 1200)
