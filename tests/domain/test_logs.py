@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,17 +31,8 @@ def test_a_person_and_a_program_get_the_reason_and_the_fields_of_a_record() -> N
     assert "s3cret" not in Sentences().format(record("away", reason="redis://u:s3cret@host/0 is away"))
 
 
-@pytest.fixture
-def root_logger() -> Iterator[None]:
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = before
-    root.setLevel(level)
-
-
 def test_a_persons_lines_go_to_what_stderr_is_when_they_are_written(
-    root_logger: None, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A live panel takes stderr's place after the logs were set up."""
     before = sys.stderr
