@@ -224,7 +224,7 @@ async def measured(ports: list[int], pid: int, seconds: float) -> tuple[list[lis
 
 
 @contextmanager
-def service(tokens: bool) -> Iterator[tuple[int, dict[str, int]]]:
+def service(tokens: bool, slots: int = 1) -> Iterator[tuple[int, dict[str, int]]]:
     with tempfile.TemporaryDirectory(prefix="floods-") as name:
         problems = Path(__file__).resolve().parents[2] / "examples"
         known = sorted(problems.rglob("*.jsonl"))
@@ -239,7 +239,7 @@ def service(tokens: bool) -> Iterator[tuple[int, dict[str, int]]]:
             "--grpc",
             "127.0.0.1:0",
         ]
-        command += ["--set", "verifier.health=127.0.0.1:0", "--set", "verifier.sandbox.slots=1"]
+        command += ["--set", "verifier.health=127.0.0.1:0", "--set", f"verifier.sandbox.slots={slots}"]
         command += ["--set", f'verifier.problems="{known[0]}"'] if known else []
         if tokens:
             file = Path(name) / "tokens"

@@ -1,7 +1,8 @@
 """Honest submissions near their limits, on the idle machine, beside busy processes and beside hostile clients.
 
-    python -m tests.load.near_limits [--number 300] [--busy 16] [--hostile] [--seed 0]
+    python -m tests.load.near_limits [--number 300] [--busy 16] [--slots 8] [--hostile] [--seed 0]
 
+--slots is how many the service runs at once beside the busy processes; on the idle machine it is one a core.
 Each is graded once in each round by `nouscoder serve verifier`. The number of those whose verdict differs from that on
 the idle machine is printed, with a table by kind, and the exit code is 1 unless it is 0. Needs a machine that is idle.
 """
@@ -12,6 +13,7 @@ import argparse
 import http.client
 import itertools
 import json
+import os
 import random
 import re
 import subprocess
@@ -246,8 +248,8 @@ def asked(port: int, body: bytes, source: str) -> dict[str, Any]:
         time.sleep(1)
 
 
-def grade_all(port: int, ones: Sequence[Honest], tag: str) -> None:
-    """Grade all, two at a time. The tag makes them new for the service."""
+def grade_all(port: int, ones: Sequence[Honest], tag: str, at_once: int) -> None:
+    """Grade all, some at once. The tag makes them new for the service."""
 
     def grade(one: Honest) -> None:
         language = str(one.body.get("language", "python"))
@@ -256,7 +258,7 @@ def grade_all(port: int, ones: Sequence[Honest], tag: str) -> None:
         body = one.body | {key: f"{one.body[key]}\n{mark}{tag}\n"}
         one.verdicts.append(asked(port, json.dumps(body).encode(), "127.0.0.1")["verdict"])
 
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(at_once) as threads:
         list(threads.map(grade, ones))
 
 
@@ -318,22 +320,24 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--number", type=int, default=300)
     options.add_argument("--busy", type=int, default=16)
+    options.add_argument("--slots", type=int, default=8)
     options.add_argument("--hostile", action="store_true")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     ones = honest(given.number, given.seed)
-    rounds: list[tuple[str, Callable[[int], Any]]] = [
-        ("idle", lambda _: busy(0)),
-        (f"beside {given.busy} busy processes", lambda _: busy(given.busy)),
+    cores = os.cpu_count() or 1
+    rounds: list[tuple[str, int, Callable[[int], Any]]] = [
+        ("idle", cores, lambda _: busy(0)),
+        (f"beside {given.busy} busy processes", given.slots, lambda _: busy(given.busy)),
     ]
     if given.hostile:
-        rounds.append(("beside hostile clients", hostile))
-    for name, beside in rounds:
+        rounds.append(("beside hostile clients", cores, hostile))
+    for name, slots, beside in rounds:
         begun = time.monotonic()
-        with service(False) as (_, ports), beside(ports["http"]):
-            grade_all(ports["http"], ones, name)
+        with service(False, slots) as (_, ports), beside(ports["http"]):
+            grade_all(ports["http"], ones, name, slots)
         print(f"{name}: {len(ones)} graded in {time.monotonic() - begun:.0f} s", flush=True)
-    return min(1, table(ones, [name for name, _ in rounds]))
+    return min(1, table(ones, [name for name, _, _ in rounds]))
 
 
 if __name__ == "__main__":
