@@ -99,7 +99,7 @@ func main() {
   os.Exit(C)
 }
 """,
-    "rust": """extern "C" { fn clock() -> i64; }
+    "rust": """extern { fn clock() -> i64; }
 fn main() {
   unsafe { while (clock() as f64) < S as f64 * 1e6 {} }
   std::thread::sleep(std::time::Duration::from_secs_f64(W as f64));

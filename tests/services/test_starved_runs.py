@@ -98,7 +98,28 @@ NEAR_LIMITS = {  # the seconds are of CPU time but for "asleep"
     "a loop": "work()",
     "a child": "if not os.fork():\n    work()\n    os._exit(0)\nos.wait()",
     "a thread": "t = threading.Thread(target=work)\nt.start()\nt.join()",
+    "work that moves from thread to thread": """
+turns = [threading.Semaphore(0) for _ in range(8)]
+begun, t = time.process_time(), {t}
+def take_turns(at):
+    while True:
+        turns[at].acquire()
+        until = time.process_time() + 0.01
+        while time.process_time() < until: pass
+        turns[(at + 1) % 8].release()
+        if time.process_time() > begun + t: return
+threads = [threading.Thread(target=take_turns, args=(at,)) for at in range(8)]
+for one in threads: one.start()
+turns[0].release()
+for one in threads: one.join()
+""",
     "asleep": "time.sleep({t})",
+    "asleep beside threads that look now and then": """
+ends = time.monotonic() + {t}
+def look():
+    while time.monotonic() < ends: time.sleep(0.01)
+for _ in range(20): threading.Thread(target=look).start()
+""",
 }
 
 

@@ -115,8 +115,9 @@ void measure_memory(struct session *s, struct run *run) {
 
 /* The time in which others kept a run from the CPU, which its wall time does not count.
  *
- * The kernel counts for each thread how long it was ready to run and had no CPU. The longest such time of a living thread
- * counts, as far as the threads of the run did not take the CPUs from each other. gVisor does not tell it.
+ * The kernel counts for each thread how long it was ready to run and had no CPU. The waits of the living threads count
+ * together, because work moves from thread to thread (Go); but of a thread that hardly works only a share, because it
+ * waits beside those that do. What the threads of the run took from each other does not count. gVisor does not tell it.
  */
 
 enum { MOST_THREADS = 256 /* that are looked at */, STARVED_TIMES = 9, MOST_STARVED_S = 120 /* as in session.py */ };
@@ -148,7 +149,7 @@ void note_starved_before(struct session *s, struct run *run) {
 
 static void note_starved(struct session *s, struct run *run) {
     cpu_set_t cpus;
-    double elapsed_s = now_s() - run->started_s, ran_s = -run->cpu_before_s, longest_s = 0;
+    double elapsed_s = now_s() - run->started_s, ran_s = -run->cpu_before_s, longest_s = 0, together_s = 0;
     int num_threads = 0;
     struct listing processes = list(s, s->proc_fd, ".");
     for (const char *pid; (pid = next_name(&processes)) && num_threads < MOST_THREADS;) {
@@ -163,12 +164,14 @@ static void note_starved(struct session *s, struct run *run) {
             read_schedule(s, path, &ran, &waited);
             ran_s += ran;
             longest_s = fmax(longest_s, waited);
+            together_s += fmin(waited, STARVED_TIMES * ran);
         }
         close(threads.fd);
     }
     close(processes.fd);
     int num_cpus = sched_getaffinity(0, sizeof cpus, &cpus) ? 1 : CPU_COUNT(&cpus);
-    double by_others_s = fmin(longest_s - run->starved_before_s, num_cpus * elapsed_s - ran_s);
+    double waited_s = fmax(longest_s, together_s) - run->starved_before_s;
+    double by_others_s = fmin(waited_s, num_cpus * elapsed_s - ran_s);
     run->starved_s = fmax(run->starved_s, fmin(fmin(by_others_s, elapsed_s), run->most_starved_s));
     if (run->turns) tell_starved(run);
 }
