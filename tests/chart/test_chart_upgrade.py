@@ -81,7 +81,9 @@ def test_every_fixed_key_is_refused_with_both_values_and_the_way_out(cluster: Cl
     for key in keys:
         usual = TABLE["run"][key]
         longer = [7] if key.endswith("_ids") else ["x"] if isinstance(usual, list) else f"{usual}x"
-        value = not usual if isinstance(usual, bool) else 1 if isinstance(usual, int | float) and usual < 1 else None
+        value: Any = (
+            not usual if isinstance(usual, bool) else 1 if isinstance(usual, int | float) and usual < 1 else None
+        )
         value = 2 * usual if value is None and isinstance(usual, int | float) else value
         changed = merged(changed, tree(key, OTHER.get(key, longer if value is None else value)))
     changed["config"]["demo"] |= {"warm_start_share": 0.5, "proposal_share": 0.5}
@@ -170,7 +172,8 @@ def test_the_first_stage_of_a_plan_keeps_its_name_and_its_fixed_values(cluster: 
     def stages(*given: Values) -> Values:
         return {"config": {"plan": {"stages": list(given)}}}
 
-    first, more = {"name": "a", "set": {"generation": {"max_tokens_total": 150}}}, {"name": "b", "from": "best"}
+    first: Values = {"name": "a", "set": {"generation": {"max_tokens_total": 150}}}
+    more = {"name": "b", "from": "best"}
     begin(cluster, stages(first))
     assert not refusal(cluster, stages(first, more))
     assert not refusal(cluster, stages({**first, "set": {**first["set"], "learner": {"learning_rate": 1e-5}}}))
