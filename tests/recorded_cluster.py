@@ -26,6 +26,7 @@ class RecordedCluster(Cluster):
     refuses: frozenset[str] = frozenset()
     answers: Callable[[Document], Document] = lambda pod: pod
     tried: list[Document] = field(default_factory=list)
+    there: dict[str, Document] = field(default_factory=dict)  # stored objects, by name
 
     def ask(self, what: str) -> None:
         """Raise NotAllowed when the account may not make this call."""
@@ -52,6 +53,9 @@ class RecordedCluster(Cluster):
         self.ask("requested")
         assert besides
         return {"node1": amount(0.1, GIB)}
+
+    def stored(self, document: Document) -> Document | None:
+        return self.there.get(document["metadata"]["name"])
 
     def dry_run(self, pod: Document, namespace: str) -> Document:
         self.ask("dry_run")

@@ -148,6 +148,83 @@ def test_pods_of_a_namespace_that_the_install_makes_cannot_be_tried_before(docto
     assert report(list(findings.values()), "it", as_json=True)[1] == 0
 
 
+OWN_POLICY = (
+    "pods \"x\" is invalid: : ValidatingAdmissionPolicy 'here-sandbox' with binding 'here-sandbox' denied request:"
+    " a runner has the image nouscoder/nouscoder-sandbox:0.1.0"
+)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "admits_its_own", "can_run"),
+    [
+        (OWN_POLICY, True, True),
+        (OWN_POLICY, False, False),  # something changes the pods of this cluster
+        (OWN_POLICY.replace("here-sandbox", "other"), True, False),
+        ('pods "x" is forbidden: exceeded quota: nouscoder-sandbox, requested: count/pods=1', True, True),
+        ('pods "x" is forbidden: exceeded quota: of-the-team, requested: count/pods=1', True, False),
+    ],
+)
+def test_the_policy_of_the_release_that_is_there_refuses_no_upgrade(
+    doctor: DoctorRig, refusal: str, admits_its_own: bool, can_run: bool
+) -> None:
+    """It admits the image of its own runners only, and an upgrade changes it with the image."""
+
+    def answer(pod: Document) -> Document:
+        is_new = pod["spec"]["containers"][0]["image"].endswith(":2.0.0")
+        if pod["spec"].get("runtimeClassName") and (is_new or not admits_its_own):
+            raise PodRefused(refusal)
+        return pod
+
+    (there,) = [one for one in doctor.objects({}) if "runner-pod.json" in (one.get("data") or {})]
+    cluster = RecordedCluster(answers=answer, there={there["metadata"]["name"]: there})
+    findings = doctor.findings({"image": {"tag": "2.0.0"}}, cluster)
+    text, code = report(list(findings.values()), "release nouscoder in here", as_json=False)
+    assert code == (0 if can_run else 1), text
+    assert ("can run here" in text) is can_run
+    found = findings["pod of runner of the verifier"]
+    assert (found.known, found.needed) == ((False, False) if can_run else (True, True))
+    absent = doctor.findings({"image": {"tag": "2.0.0"}}, RecordedCluster(answers=answer))
+    assert absent["pod of runner of the verifier"].needed, "no release is there"
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("config.broker.group_size is 16, but it was 8 when the run demo began", True),
+        ('pods is forbidden: User "u" cannot list resource "pods"', False),
+    ],
+)
+def test_what_the_chart_refuses_in_this_cluster_is_found_beside_the_rest(
+    doctor: DoctorRig, said: str, known: bool
+) -> None:
+    def renders(release: Release, version: str) -> list[Document]:
+        if not version:
+            raise RenderError(f"helm refuses the values: {said}", "change the value that this message names")
+        return doctor.objects({})
+
+    found = examine_install(RecordedCluster(), Release("nouscoder", NAMESPACE, CHART, ()), renders)
+    text, code = report(found, "release nouscoder in here", as_json=False)
+    assert code == 1
+    assert said in text
+    assert ("cannot run: values in this cluster" in text) is known
+    assert "pods" in {one.name for one in found if one.ok}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"generation": {"environment": {"kind": "agent"}}}, "environment.kind agent needs openai.http"),
+        ({"broker": {"reward": {"rule": "callable"}}}, "entry_point is for rule callable"),
+    ],
+)
+def test_a_configuration_that_the_services_refuse_at_their_start_is_found(
+    doctor: DoctorRig, config: dict[str, Any], said: str
+) -> None:
+    found = doctor.findings({"config": config})["configuration"]
+    assert (found.ok, found.needed) == (False, True)
+    assert said in found.detail
+
+
 def test_a_pod_whose_account_the_install_makes_is_tried_with_the_default_one(doctor: DoctorRig) -> None:
     cluster = RecordedCluster()
     doctor.findings({}, cluster)

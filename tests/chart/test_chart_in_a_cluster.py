@@ -31,6 +31,8 @@ class Cluster:
         self.secrets: dict[str, dict[str, str]] = {}
         self.pods: dict[str, dict[str, str]] = {}  # labels by name, in the namespace payments
         self.dashboards_of: tuple[str, str] | None = None  # namespace and name of the release that made them
+        self.config: dict[str, str] | None = None  # the data of the release's ConfigMap
+        self.prepared: dict[str, Any] | None = None  # the state of the learner's container `prepare`
         self.asked: list[str] = []
         self._kubeconfig = folder / "kubeconfig"
         self._kubeconfig.write_text(json.dumps(_kubeconfig(address)), "utf8")
@@ -66,6 +68,12 @@ class Cluster:
         if path == "/api/v1/namespaces/payments/pods":
             pods = [{"metadata": {"name": name, "labels": labels}} for name, labels in self.pods.items()]
             return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
+        if path == "/api/v1/namespaces/here/configmaps/nouscoder-config" and self.config:
+            return 200, {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "x"}, "data": self.config}
+        if path == "/api/v1/namespaces/here/pods" and self.prepared is not None:
+            states = [{"name": "prepare", "state": self.prepared}]
+            pod = {"metadata": {"name": "x", "labels": OF_LEARNER}, "status": {"initContainerStatuses": states}}
+            return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}
         if path.startswith(CONFIG_MAPS) and self.dashboards_of:
             names = ("meta.helm.sh/release-namespace", "meta.helm.sh/release-name")
             metadata = {"name": "x", "annotations": dict(zip(names, self.dashboards_of, strict=True))}
@@ -93,6 +101,10 @@ def _resources(group: str, kinds: dict[str, str], namespaced: bool) -> dict[str,
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": listed}
 
 
+OF_LEARNER = {
+    f"app.kubernetes.io/{key}": value
+    for key, value in (("name", "nouscoder"), ("instance", "nouscoder"), ("component", "learner"))
+}
 NODE = {"groupVersion": "node.k8s.io/v1", "version": "v1"}
 SCHEDULING = {"groupVersion": "scheduling.k8s.io/v1", "version": "v1"}
 DISCOVERY: dict[str, Any] = {
@@ -140,7 +152,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     known = Cluster(f"http://127.0.0.1:{server.server_address[1]}", tmp_path)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield known
     server.shutdown()

@@ -37,6 +37,33 @@ POOL = "verifier: {sandbox: {pool: {%s}}}"
         ("config: {generation: {engine: vllm}}", "which has no vLLM: set it to nouscoder-vllm"),
         ("config: {generation: {device: cuda}}", "generation.resources.limits has no GPU"),
         ("config: {learner: {device: cuda}}", "learner.resources.limits has no GPU"),
+        ("config: {learner: {device: 'cuda:0'}}", "config.learner.device is cuda:0, but"),
+        (
+            "{config: {generation: {device: cuda, vllm: {tensor_parallel_size: 8}}},"
+            " generation: {resources: {limits: {nvidia.com/gpu: 1}}}}",
+            "tensor_parallel_size is 8, but generation.resources.limits has 1 GPUs",
+        ),
+        (
+            "generation: {resources: {requests: {nvidia.com/gpu: 1}, limits: {nvidia.com/gpu: 8}}}",
+            "the same number of a device in both",
+        ),
+        ("generation: {resources: {requests: {nvidia.com/gpu: 1}}}", "limits has 0: Kubernetes wants the same"),
+        (POOL % "resources: {limits: null}", "limits.memory must be set: without it a runner may use all memory"),
+        (POOL % "resources: null", "limits.memory must be set"),
+        (POOL % "tmpSize: 6Gi", "files in /tmp are memory"),
+        ("tests: {resources: {requests: {memory: 1Gi}}}", "tests.resources.requests.memory is 1Gi, more than"),
+        # Kubernetes ignores an unknown key of a selector, and an empty selector selects all.
+        ("networkPolicy: {gradingFrom: [{namespaceSelector: {matchLabel: {team: a}}}]}", "'matchLabel' not allowed"),
+        ("networkPolicy: {pagesFrom: [{podSelector: {team: a}}]}", "'team' not allowed"),
+        ("networkPolicy: {extraEgress: {verifier: [{to: []}]}}", "minItems: got 0, want 1"),
+        (
+            "learner: {affinity: {nodeAffinity: {requiredDuringScheduling: {}}}}",
+            "'requiredDuringScheduling' not allowed",
+        ),
+        ("commonLabels: {app.kubernetes.io/component: mine}", "/commonLabels"),
+        ("verifier: {sandbox: {pool: {podLabels: {app.kubernetes.io/instance: mine}}}}", "/pool/podLabels"),
+        ("redis: {persistence: {size: '10'}}", "/redis/persistence/size"),
+        ("learner: {persistence: {size: 5Ki}}", "/learner/persistence/size"),
     ],
 )
 def test_it_is_refused(chart: ChartRig, values: str, said: str) -> None:
@@ -49,7 +76,6 @@ def test_it_is_refused(chart: ChartRig, values: str, said: str) -> None:
     "values",
     [
         POOL % "candidateMemory: 512Mi, resources: {limits: {memory: 1Gi}}",
-        POOL % "resources: {limits: null}",
         "broker: {resources: {requests: {cpu: 100m, memory: 128Mi}, limits: {cpu: 0.1, memory: 134217728}}}",
         "{config: {generation: {device: cuda}}, generation: {resources: {limits: {nvidia.com/mig-1g.10gb: 1}}}}",
         "{config: {generation: {engine: vllm}}, generation: {image: {repository: ours}}}",

@@ -21,6 +21,8 @@ NO_PODS = ("local", "modal")  # variants without runner pods
 # What the standard's level `baseline` lets a container add (Kubernetes 1.29).
 BASELINE = {"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP"}
 BASELINE |= {"SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"}
+CLUSTER_WIDE = {"Namespace", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterRole"}
+CLUSTER_WIDE |= {"ClusterRoleBinding", "PriorityClass", "RuntimeClass", "MutatingAdmissionPolicy", "PersistentVolume"}
 Pod = dict[str, Any]
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -178,8 +180,75 @@ def test_the_namespace_of_the_runners_holds_their_key_and_nothing_else(chart: Ch
                 there.setdefault(one["kind"], set()).add(one["metadata"]["name"])
         pods = there.keys() & {"Deployment", "Service", "PodDisruptionBudget"}
         assert there.get("Secret", set()) == (set() if variant in NO_PODS else {"nouscoder-sandbox-key"}), variant
-        assert there.keys() - pods <= {"Secret", "Role", "RoleBinding", "NetworkPolicy"}, variant
+        assert there.keys() - pods <= {"Secret", "Role", "RoleBinding", "NetworkPolicy", "ResourceQuota"}, variant
+        assert ("ResourceQuota" in there) is (variant not in NO_PODS), variant
         assert bool(pods) is (variant == "unmanaged"), variant
+
+
+@pytest.mark.parametrize(
+    ("verifier", "pods", "leases"),
+    [
+        ({}, 20 + 3 * 3, 23),
+        ({"replicas": 4, "sandbox": {"pool": {"size": 30, "spares": 2}}}, 20 + 3 * 4 * 32, 32),
+        ({"autoscaling": {"kind": "hpa", "max": 10}}, 20 + 3 * 10 * 3, 50),
+        ({"sandbox": {"namespace": {"maxPods": 7}}}, 7, 23),
+        ({"sandbox": {"namespace": {"name": "ours", "create": False, "maxPods": 7}}}, 7, 23),
+        ({"sandbox": {"namespace": {"name": "ours", "create": False}}}, None, None),
+    ],
+)
+def test_a_quota_bounds_what_the_token_of_the_verifier_can_make(
+    chart: ChartRig, verifier: dict[str, Any], pods: int | None, leases: int | None
+) -> None:
+    """The policy bounds each pod. A namespace of somebody else has a quota only with a number of theirs."""
+    found = [one["spec"]["hard"] for one in chart.documents({"verifier": verifier}) if one["kind"] == "ResourceQuota"]
+    wanted = {"count/pods": str(pods), "count/leases.coordination.k8s.io": str(leases)}
+    assert found == ([wanted] if pods else [])
+
+
+@pytest.mark.parametrize(
+    ("resources", "requests", "limits"),
+    [
+        ({}, {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "1Gi"}, {"memory": "5Gi"}),
+        (
+            {"requests": None, "limits": {"cpu": 2, "memory": "8Gi"}},
+            {"cpu": "2", "memory": "8Gi", "ephemeral-storage": "1Gi"},
+            {"cpu": "2", "memory": "8Gi"},
+        ),
+    ],
+)
+def test_the_policy_bounds_the_requests_and_limits_of_a_runner(
+    chart: ChartRig, resources: dict[str, Any], requests: dict[str, str], limits: dict[str, str]
+) -> None:
+    """tests/cluster/test_sandbox_namespace.py tries larger pods."""
+    documents = chart.documents({"verifier": {"sandbox": {"pool": {"resources": resources}}}})
+    (policy,) = (one for one in documents if one["kind"] == "ValidatingAdmissionPolicy")
+    messages = [rule["message"] for rule in policy["spec"]["validations"]]
+    (said,) = (one for one in messages if one.startswith("a runner requests at most"))
+    assert json.loads(said[len("a runner requests at most ") : said.index("}") + 1]) == requests
+    for kind, most in limits.items():
+        assert f"a runner has a limit of {kind}, at most {most}" in messages
+    assert sum(" has a limit of " in one for one in messages) == len(limits)
+
+
+def test_what_outlives_the_namespace_of_the_release_has_one_label(chart: ChartRig) -> None:
+    """docs/operating.md, "Uninstall, and what is kept", removes it by that label."""
+    place = {"enabled": True, "namespace": "monitoring"}
+    shared = {"dashboards": place, "prometheusRule": place, "serviceMonitor": place}
+    for values in (shared, *chart.variants.values()):
+        for one in chart.documents(values):
+            where = one["metadata"].get("namespace", "here")
+            if one["kind"] in CLUSTER_WIDE or where not in ("here", RUNNERS):
+                assert one["metadata"]["labels"]["nouscoder/release-namespace"] == "here", one["kind"]
+
+
+def test_clients_of_other_namespaces_are_beside_those_of_the_own(chart: ChartRig) -> None:
+    team = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "team-a"}}}]
+    policies = {"gradingFrom": team, "samplingFrom": team}
+    openai = chart.variants["openai"]
+    found = connections(chart.documents({**openai, "networkPolicy": policies}))
+    usual = connections(chart.documents(openai))
+    assert found["verifier"][0] == usual["verifier"][0] | {("team-a", "TCP 8080"), ("team-a", "TCP 50051")}
+    assert found["generation"][0] == usual["generation"][0] | {("team-a", "TCP 8000")}
 
 
 def test_both_namespaces_have_the_same_key(chart: ChartRig) -> None:

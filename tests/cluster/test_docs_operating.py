@@ -71,7 +71,7 @@ def namespace() -> Iterator[str]:
     name = f"docs-{secrets.token_hex(3)}"
     yield name
     subprocess.run(["helm", "uninstall", "nouscoder", "-n", name, "--ignore-not-found"], check=True)
-    names = (name, f"{name}-sandbox")
+    names = (name, f"{name}-sandbox", f"{name}-team")
     subprocess.run(["kubectl", "delete", "namespace", *names, "--ignore-not-found", "--timeout=180s"], check=True)
 
 
@@ -89,6 +89,9 @@ def test_the_commands_of_the_document_give_their_documented_output(
         script = script.replace("./helm/nouscoder -n", f"./helm/nouscoder -f {values} -n")
         script = re.sub(r"doctor --cluster$", f"doctor --cluster --image {IMAGE}", script, flags=re.MULTILINE)
         script = script.replace("--values helm/nouscoder/values.yaml", f"--values {values}")
+        script = re.sub(r"nouscoder-team\b", f"{namespace}-team", script).replace(".nouscoder.svc", f".{namespace}.svc")
+        script = script.replace("release-namespace=nouscoder", f"release-namespace={namespace}")
+        script = script.replace("localhost/nouscoder-verifier:0.1.0", IMAGE)
         script = script.replace("http://10.244.0.1:9090", PROMETHEUS)
         end = time.monotonic() + (PATIENCE_S if block.eventually else 0)
         while True:

@@ -41,6 +41,15 @@ def test_more_batches_continue_a_finished_run_also_while_the_end_of_redis_file_i
     assert "appendonlydir" in release.kubectl(*in_redis, "ls -d /data/damaged /data/appendonlydir")
     step = release.step()
     last = release.until(summary, "the continued run ends", 1200)
+    # Back to fewer batches than are trained: the run stays finished, and no pod fails.
+    old = {pod.component: pod.uid for pod in release.pods()}
+    release.helm("rollback", NAME, "1")
+    parts = {"redis", "broker", "verifier", "generation", "learner"}
+    release.until(
+        lambda: release.all_ready(parts) and release.pod("learner").uid != old["learner"], "every pod is back", 300
+    )
+    assert sum(pod.num_restarts for pod in release.pods() if pod.component in ("broker", "generation", "learner")) == 0
+    assert summary()["ledger"]["trained"] == 64 * BATCHES[1]
     print(f"\nRedis came back at batch {step}; {last['ledger']}")
     assert last["balanced"]
     assert last["ledger"]["trained"] == 64 * BATCHES[1]

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -89,6 +90,39 @@ def test_the_run_continues_during_an_upgrade_and_a_rollback(release: Release) ->
     second = goes_on(release, 2, ROLLOUT_LIMIT_S)
     print(f"upgraded at batch {first}, rolled back at batch {second}")
     assert second >= first + 2  # no batch was lost
+
+
+def test_an_upgrade_that_the_run_would_refuse_changes_nothing(release: Release, tmp_path: Path) -> None:
+    """The doctor says it too, and lets other images pass, whose runners the policy of this release refuses."""
+    pods, began = {pod.uid for pod in release.pods()}, time.monotonic()
+    history, where = json.loads(release.helm("history", "nouscoder", "-o", "json")), ("-n", release.namespace)
+    upgrade = ("helm", "upgrade", "nouscoder", "helm/nouscoder", *where, "--reset-then-reuse-values")
+    doctor = (sys.executable, "-m", "nouscoder", "doctor", "--cluster", *where, "--values")
+    file = tmp_path / "values.yaml"
+    for key, value, was in (
+        ("broker.group_size", "16", "8"),
+        ("policy.path", "/runs/other", "policy"),
+        ("run.seed", "7", "0"),
+    ):
+        done = subprocess.run([*upgrade, "--set", f"config.{key}={value}"], capture_output=True, text=True, timeout=120)
+        said = done.stderr.replace('"', "")
+        assert done.returncode
+        assert f"config.{key} is {value}, but it was {was} when the run demo began" in said
+        assert "put it back, or begin another run with config.run.name" in said
+    for values, code, verdict in (
+        ("{image: {tag: 2.0.0}}", 0, "can run here"),
+        ("{global: {imageRegistry: registry.example.org}}", 0, "can run here"),
+        ("{config: {broker: {group_size: 16}}}", 1, "cannot run: values in this cluster"),
+    ):
+        file.write_text(values)
+        done = subprocess.run([*doctor, str(file)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stdout
+        assert done.stdout.rstrip().endswith(verdict)
+        assert not code or "config.broker.group_size is 16, but it was 8" in done.stdout
+    assert json.loads(release.helm("history", "nouscoder", "-o", "json")) == history
+    print(f"three upgrades refused and three values examined in {time.monotonic() - began:.0f} s")
+    goes_on(release, 1, ROLLOUT_LIMIT_S)
+    assert {pod.uid for pod in release.pods() if pod.component != "sandbox"} <= pods
 
 
 def _renewed(release: Release, before: dict[str, str]) -> bool:

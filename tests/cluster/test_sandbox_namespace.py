@@ -140,6 +140,15 @@ ATTACKS: dict[str, Callable[[Pod], Any]] = {
     "priority": lambda pod: pod["spec"].update(priorityClassName=HIGH_CLASS),
     "device": lambda pod: container(pod)["resources"]["limits"].update({"example.com/kvm": "1"}),
     "no memory limit": lambda pod: container(pod)["resources"].pop("limits"),
+    "many cores": lambda pod: container(pod)["resources"]["requests"].update(cpu="64"),
+    "cores by a limit": lambda pod: container(pod)["resources"].update(
+        limits={"cpu": "64", "memory": "5Gi"}, requests={}
+    ),
+    "much memory": lambda pod: container(pod)["resources"]["requests"].update(memory="4Gi"),
+    "a high memory limit": lambda pod: container(pod)["resources"]["limits"].update(memory="64Gi"),
+    "much disk": lambda pod: container(pod)["resources"]["requests"].update({"ephemeral-storage": "500Gi"}),
+    "resources of the pod": lambda pod: pod["spec"].update(resources={"requests": {"cpu": "64"}}),
+    "a slow end": lambda pod: pod["spec"].update(terminationGracePeriodSeconds=86400),
     "finalizer": lambda pod: pod["metadata"].update(finalizers=["example.com/forever"]),
     "unlabelled": lambda pod: pod["metadata"].pop("labels"),
     "labels of the verifier": lambda pod: pod["metadata"]["labels"].update({"app.kubernetes.io/component": "verifier"}),
@@ -159,6 +168,21 @@ def test_no_other_pod_is_admitted(token: Token, name: str) -> None:
     granted, said = token.ask("create", "-f", "-", given=pod)
     print(f"{name}: {said[:300]}")
     assert not granted, name
+
+
+def test_the_number_of_pods_is_bounded(token: Token) -> None:
+    """A stolen token could fill the nodes, and etcd, with runners."""
+    hard = json.loads(token.release.kubectl("get", "quota", "-n", token.release.runners, "-o", "json"))["items"][0]
+    most = int(hard["status"]["hard"]["count/pods"])
+    assert most == 20 + 3 * (2 + 1)
+    lower = ("patch", "quota", "nouscoder-sandbox", "-n", token.release.runners, "-p")
+    token.release.kubectl(*lower, json.dumps({"spec": {"hard": {"count/pods": "1"}}}))
+    try:
+        granted, said = token.ask("create", "--dry-run=server", "-f", "-", given=token.template)
+    finally:
+        token.release.kubectl(*lower, json.dumps({"spec": {"hard": {"count/pods": str(most)}}}))
+    assert not granted
+    assert "exceeded quota: nouscoder-sandbox" in said
 
 
 def test_the_policy_itself_refuses_and_not_only_other_admission(token: Token) -> None:

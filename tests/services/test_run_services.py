@@ -353,6 +353,23 @@ def test_problems_made_alone_are_the_same_and_a_changed_seed_is_refused(tmp_path
     assert contents(tmp_path / "problems") == made
 
 
+def test_another_run_has_other_values_on_the_same_problem_files(tmp_path: Path) -> None:
+    places = [f'problems.{name}="{tmp_path}/problems/{name}.jsonl"' for name in ("train", "held_out")]
+
+    def prepared(*values: str) -> None:
+        config = external_config(tmp_path, *places, *values)
+        asyncio.run(prepare_run(config, only_problems=True, view=View()))
+
+    prepared()
+    prepared("run.name=second", "broker.group_size=4")
+    with pytest.raises(RunChanged, match=r"broker\.group_size is 4, but the run in .* another run\.name"):
+        prepared("broker.group_size=4")
+    with pytest.raises(RunChanged, match=r"run\.seed is 5, but the problems in .* name other files in problems\.train"):
+        prepared("run.name=second", "run.seed=5")
+    with pytest.raises(RunChanged, match=r"demo\.train_problems"):
+        prepared("run.name=second", "demo.train_problems=31")
+
+
 def test_a_missing_policy_outside_the_run_folder_is_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(dump_config(external_config(tmp_path, "policy.path=/models/none")))

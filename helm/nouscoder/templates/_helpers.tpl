@@ -46,6 +46,12 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end -}}
 
+{{/* Labels of an object that is outside of the release's namespace, or may be: it stays when that namespace is deleted. */}}
+{{- define "nouscoder.labelsOutside" -}}
+{{ include "nouscoder.labels" . }}
+nouscoder/release-namespace: {{ .root.Release.Namespace }}
+{{- end -}}
+
 {{/* Labels and annotations of the object that makes a component's pods: dict root component values */}}
 {{- define "nouscoder.workloadMetadata" -}}
 labels:

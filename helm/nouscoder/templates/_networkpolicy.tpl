@@ -58,11 +58,13 @@ spec:
 {{- include "nouscoder.openArrow" (dict "root" .root "peers" .root.Values.networkPolicy.metricsFrom "components" $components "ports" (list (include "nouscoder.ports" .root | fromJson).metrics)) -}}
 {{- end -}}
 
-{{/* Ingress from configured peers and from components; no rule if both are empty: dict root peers components ports */}}
+{{/* Ingress from configured peers and from components; no rule if both are empty: dict root peers components ports, and
+     own if given peers are beside the pods of the release's namespace */}}
 {{- define "nouscoder.openArrow" -}}
+{{- $all := dict "podSelector" dict -}}
 {{- if or .peers .components -}}
 - from:
-    {{- with .peers }}
+    {{- with ternary (prepend (without (.peers | default list) $all) $all) .peers (and .own .peers | empty | not) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
     {{- with .components }}

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,6 +68,8 @@ FIXED = (
     *("generation.sampling.stop", "generation.sampling.stop_token_ids"),
     *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share", "demo.proposal_share"),
 )
+# Those from which a run of the demo makes its problem files, which another run may train on too.
+MADE_FROM = ("run.seed", "demo.problems", "demo.train_problems", "demo.held_out_problems")
 
 
 class RunFolder:
@@ -179,7 +181,10 @@ async def attach_patiently(config: Config, patience_s: float = 120.0) -> RunFold
 
 
 def refuse_changes(recorded_file: Path, config: Config) -> None:
-    """Raises RunChanged naming the first value of FIXED that differs from the record, if there is a record."""
+    """Raises RunChanged naming the first value of FIXED that differs from the record, if there is a record.
+
+    Of the record of another run's problem files only the values of MADE_FROM count.
+    """
     try:
         began_with = tomllib.loads(recorded_file.read_text(encoding="utf8"))
     except FileNotFoundError:
@@ -188,13 +193,16 @@ def refuse_changes(recorded_file: Path, config: Config) -> None:
         raise RunFolderError(f"{recorded_file} cannot be read: {error}") from error
     # Converted to TOML and back, so that both sides have the same types.
     wanted = tomllib.loads(dump_config(config))
-    for key in FIXED:
+    folder = recorded_file.parent
+    keys: Sequence[str] = FIXED
+    what, way_out = f"the run in {folder} began with", "give the run another run.name"
+    if recorded_file.name != "config.toml" and _value(began_with, "run.name") != config.run.name:
+        keys = MADE_FROM
+        what, way_out = f"the problems in {folder} were made with", "name other files in problems.train"
+    for key in keys:
         before, now = _value(began_with, key), _value(wanted, key)
         if before is not None and _differ(before, now):
-            raise RunChanged(
-                f"{key} is {now!r}, but the run in {recorded_file.parent} began with {before!r}:"
-                " put it back, or give the run another run.name"
-            )
+            raise RunChanged(f"{key} is {now!r}, but {what} {before!r}: put it back, or {way_out}")
 
 
 def record_of(config: Config) -> str:

@@ -176,6 +176,19 @@ class Cluster:
             raise _refusal(error) from None
         return dict(json.loads(answer.data))
 
+    def stored(self, document: Document) -> Document | None:
+        """The object of this kind and name that is in the cluster."""
+        version, kind, meta = document["apiVersion"], document["kind"], document["metadata"]
+        path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{meta['namespace']}/{kind.lower()}s"
+        try:
+            with api_errors(f"read {kind} {meta['name']}", keep=(404,)):
+                answer = self._raw.request(
+                    "get", f"{path}/{meta['name']}", serialize=False, _request_timeout=REQUEST_LIMIT_S
+                )
+        except ApiException:
+            return None
+        return dict(json.loads(answer.data))
+
 
 def _refusal(error: ApiException) -> ClusterError:
     """PodRefused, NotAllowed, or ClusterError when a webhook did not answer or does not take part in dry runs."""

@@ -11,12 +11,16 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
+from nouscoder.config import Config
+from nouscoder.config.tree import sentences
 from nouscoder.doctor import Finding, report
 from nouscoder.doctor.cluster.client import (
     Amount,
@@ -74,7 +78,10 @@ class PlannedPod:
 
 
 def render(release: Release, version: str) -> list[Document]:
-    """The objects of the release, with namespaces, for a cluster of this version. Asks none. Raises RenderError."""
+    """The objects of the release, with namespaces, for a cluster of this version. Raises RenderError.
+
+    Without a version Helm asks the cluster, also for what the chart compares with the release that is there.
+    """
     helm = shutil.which("helm")
     if helm is None:
         raise RenderError("helm is not on PATH", "install Helm 3.14 or newer, which the install needs too")
@@ -82,7 +89,7 @@ def render(release: Release, version: str) -> list[Document]:
         raise RenderError(f"there is no chart {release.chart}", "run this in a checkout, or name it with --chart")
     files = [option for path in release.values for option in ("--values", str(path))]
     command = [helm, "template", release.name, str(release.chart), "--namespace", release.namespace, *files]
-    command += ["--kube-version", version]
+    command += ["--kube-version", version] if version else ["--dry-run=server"]
     limits: dict[str, Any] = {"timeout": _RENDER_LIMIT_S, "check": False, "stdin": subprocess.DEVNULL}
     try:
         done = subprocess.run(command, capture_output=True, text=True, **limits)
@@ -257,6 +264,7 @@ _FIXES: Sequence[tuple[str, str]] = (
     (r"[Ss]ervice ?[Aa]ccount .*not found", "make that account, or set serviceAccount.create=true for the component"),
     (r"namespaces? .*not found", "kubectl create namespace {namespace}"),
 )
+_OF_RUNNERS = ("ValidatingAdmissionPolicy", "ResourceQuota")  # what the release has for them
 _PLAIN = "change the value that this message is about, or ask the owner of that policy or of the cluster"
 
 
@@ -290,7 +298,13 @@ def examine_install(
         return [Finding("chart", False, True, str(error), error.fix)]
     install = Install(cluster, release.name, objects, planned_pods(objects))
     findings = [Finding("chart", True, True, f"{len(objects)} objects, {len(install.pods)} kinds of pods")]
-    for examine in (_pods, _classes, _storage, _room):
+    try:
+        renders(release, "")
+    except RenderError as error:
+        unasked = "forbidden" in str(error)
+        fix = "ask the cluster's administrator for the right that this message names" if unasked else error.fix
+        findings.append(Finding("values in this cluster", False, True, str(error), fix, known=not unasked))
+    for examine in (_configuration, _pods, _classes, _storage, _room):
         try:
             findings.extend(examine(install))
         except ClusterError as error:
@@ -313,10 +327,11 @@ def _pods(install: Install) -> Iterator[Finding]:
         try:
             install.admitted[pod.maker] = install.cluster.dry_run(_with_account(pod.document, accounts), namespace)
         except PodRefused as refused:
-            if namespace in made and re.search(r"namespaces? .*not found", str(refused)):
+            absent = namespace in made and re.search(r"namespaces? .*not found", str(refused))
+            if why := f"the install makes the namespace {namespace}" if absent else _of_now(install, pod, str(refused)):
                 tried -= 1
                 fix = "run this again after the install; the other findings of this pod count already"
-                yield Finding(name, False, False, f"the install makes the namespace {namespace}", fix, known=False)
+                yield Finding(name, False, False, why, fix, known=False)
             else:
                 yield Finding(name, False, True, f"refused: {refused}", fix_for(str(refused), namespace))
         except ClusterError as error:
@@ -325,11 +340,40 @@ def _pods(install: Install) -> Iterator[Finding]:
         yield Finding("pods", True, True, f"{tried} of {tried} are admitted")
 
 
+def _of_now(install: Install, pod: PlannedPod, refusal: str) -> str:
+    """What of the release refuses the new pod, admits that of now, and is changed by the upgrade; else ""."""
+    by = re.search(r"(?:ValidatingAdmissionPolicy '|exceeded quota: )([\w.-]+)", refusal)
+    own = [one["metadata"]["name"] for one in install.objects if one["kind"] in _OF_RUNNERS]
+    made_by = [one for one in install.objects if pod.maker in (each.maker for each in planned_pods([one]))]
+    if not by or by[1] not in own or (there := install.cluster.stored(made_by[0])) is None:
+        return ""
+    with suppress(PodRefused):
+        for each in planned_pods([there]):
+            install.cluster.dry_run(each.document, each.namespace)
+        return f"{by[1]} of the release that is here admits only its pods, and the upgrade changes it too"
+    return ""
+
+
 def _with_account(pod: Document, accounts: set[str]) -> Document:
     """The pod with the account `default` in place of one that the install makes, which a dry run might not find."""
     if pod["spec"].get("serviceAccountName") not in accounts:
         return pod
     return {**pod, "spec": {**pod["spec"], "serviceAccountName": "default"}}
+
+
+def _configuration(install: Install) -> Iterator[Finding]:
+    """What the services would refuse at their start. An unknown key may be one of a newer chart."""
+    for one in install.objects:
+        if text := (one.get("data") or {}).get("config.json"):
+            try:
+                Config.model_validate(json.loads(text))
+            except ValidationError as error:
+                known = all(fault["type"] != "extra_forbidden" for fault in error.errors())
+                detail, fix = (
+                    "; ".join(sentences(error, Config)),
+                    "change the value of `config` that this message names",
+                )
+                yield Finding("configuration", False, known, detail, fix, known=known)
 
 
 def _classes(install: Install) -> Iterator[Finding]:
