@@ -12,9 +12,10 @@ import ast
 import asyncio
 import json
 import os
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import local_grader
 
 ROWS = Path(os.environ.get("NOUSCODER_REAL_ROWS", "/absent"))
+SITE = Path(os.environ.get("NOUSCODER_REAL_LIBRARIES", sysconfig.get_path("purelib")))  # for candidates
 DISTANCE = 23  # neighbours are often two sizes of one problem, which one program solves
 RLLM, GYM = "agentica-project/rllm/rllm/data", "NVIDIA-NeMo/Gym/resources_servers"
 FILES = [
@@ -53,7 +55,9 @@ FILES = [
     ("reasoning", "suzgunmirac/BIG-Bench-Hard/bbh"),
     ("reasoning", f"{GYM}/reasoning_gym/data/example.jsonl"),
     ("kattis", "Kattis/problemtools/examples"),
+    ("ds1000", "zz-haooo/ReCreate/datasets/ds1000/data/ds1000.jsonl.gz"),
 ]
+EACH = {"ds1000": 5}  # only each fifth row of a long set
 MULTIPL_E = "deepseek-ai/DeepSeek-Coder/Evaluation/HumanEval/data"
 ANSWERS = "QwenLM/Qwen2.5-Coder/qwencoder-eval/base/outptus/qwen2.5-coder/7b-base/multipl-e"
 Program = tuple[str, str]  # the language and the code
@@ -66,7 +70,7 @@ def test_right_programs_are_accepted_and_wrong_ones_are_not(tmp_path: Path, name
     if not (ROWS / file).exists():
         pytest.skip(f"NOUSCODER_REAL_ROWS has no {file}")
     summary = import_files(name, as_published(ROWS / file, tmp_path), tmp_path / "problems.parquet")
-    items = [item for item in read_parquet(tmp_path / "problems.parquet") if has_libraries(item)]
+    items = [item for item in read_parquet(tmp_path / "problems.parquet") if has_libraries(item)][:: EACH.get(name, 1)]
     right, wrong = asyncio.run(rates(items))
     refused, accepted = (
         [key for key, is_right in found if is_right is bad] for found, bad in ((right, False), (wrong, True))
@@ -101,7 +105,7 @@ def apps_row(folder: Path) -> dict[str, Any]:
 
 
 def has_libraries(item: ReferencedProblem) -> bool:
-    return all(find_spec(name) for name in item.problem.libraries)
+    return all(PathFinder.find_spec(name, [str(SITE)]) for name in item.problem.libraries)
 
 
 def programs(item: ReferencedProblem) -> tuple[Program | None, list[Program]]:
@@ -157,9 +161,8 @@ async def rates(items: Sequence[ReferencedProblem]) -> tuple[Found, Found]:
 
 async def graded(jobs: Sequence[tuple[bool, ReferencedProblem, Program]]) -> list[tuple[bool, str, bool]]:
     """(whether it is right, the problem, whether it was accepted) of each program."""
-    site = [Path(spec.origin).parents[1]] if (spec := find_spec("numpy")) and spec.origin else []
     verifier = load_config(None).verifier
-    sandbox = verifier.sandbox.model_copy(update={"site_packages": tuple(site)})
+    sandbox = verifier.sandbox.model_copy(update={"site_packages": (SITE,)})
     room = asyncio.Semaphore(16)
     async with local_grader(verifier.model_copy(update={"sandbox": sandbox})) as grader:
 
@@ -179,7 +182,14 @@ async def graded(jobs: Sequence[tuple[bool, ReferencedProblem, Program]]) -> lis
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("name", "language", "end"), [("cpp", "cpp", "\n}"), ("js", "javascript", ""), ("sh", "bash", "\n}")]
+    ("name", "language", "end"),
+    [
+        ("cpp", "cpp", "\n}"),
+        ("js", "javascript", ""),
+        ("php", "php", ""),
+        ("sh", "bash", "\n}"),
+        ("ts", "typescript", ""),
+    ],
 )
 def test_multipl_e_judges_a_model_s_answers_as_their_authors_did(
     tmp_path: Path, name: str, language: str, end: str
@@ -202,4 +212,5 @@ def test_multipl_e_judges_a_model_s_answers_as_their_authors_did(
     print(f"\nmultipl-e {name}: {len(items)} rows, rejected {summary.rejected}")
     print(f"  right accepted {len(right) - len(refused)} of {len(right)}, refused {refused}")
     print(f"  wrong refused {len(wrong) - len(accepted)} of {len(wrong)}, accepted {accepted}")
-    assert len(refused) + len(accepted) <= 0.02 * len(found)
+    assert len(refused) <= 0.02 * len(found), "one verdict differs between versions of a compiler"
+    assert len(accepted) <= 0.05 * len(found), "their machine checked types and had no bc"
