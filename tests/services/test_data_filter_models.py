@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.openai_mock import MockServer, completion, serving
 
-from nouscoder.data.asking import NotAnswered
+from nouscoder.data.asking import ChatQuestion, NotAnswered, ServedModel, ask_all, open_answers
 from nouscoder.data.filters.models import JudgeVotes, Vote, near_earlier, vote_of
 from nouscoder.data.filters.run import Selection, read_recipe, select
 from nouscoder.data.filters.step import CannotFilter
@@ -78,6 +78,17 @@ def test_nine_of_32_votes_by_two_judges_keep_a_problem(tmp_path: Path) -> None:
 )
 def test_the_last_verdict_of_an_answer_is_the_vote(answer: str, vote: Vote) -> None:
     assert vote_of(answer) is vote
+
+
+def test_a_verdict_inside_reasoning_that_was_cut_is_no_vote(tmp_path: Path) -> None:
+    """Also where the prompt has opened the reasoning, as the server of `serve generation` says."""
+    for cut in ({"content": "<think>\nVERDICT: YES"}, {"content": "VERDICT: YES", "prefill": "<think>\n"}):
+        answer = {"choices": [{"message": cut, "finish_reason": "length"}]}
+        with serving(MockServer(lambda _, answer=answer: answer)) as mock:
+            question = ChatQuestion(ServedModel(url=mock.url, model="m"), {"content": "?", "settings": {}})
+            with open_answers(tmp_path / f"{len(cut)}.jsonl") as answers:
+                ask_all([question], answers, 1, "judging")
+                assert vote_of(answers.get(question.key)["answer"]) is Vote.UNREADABLE
 
 
 @given(st.dictionaries(st.text(min_size=1), st.lists(st.sampled_from(Vote), min_size=5, max_size=5)))

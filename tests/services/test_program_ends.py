@@ -17,6 +17,7 @@ JS_TESTS = (
     "const assert = require('node:assert');\n\n\nfunction test() {\n  let candidate = add_one;\n"
     "  assert.deepEqual(candidate(3),4);\n}\n\ntest();"
 )
+TS_TESTS = f"declare var require: any;\n{JS_TESTS}"
 RS_TESTS = "}\n\nfn main() {\n    let candidate = add_one;\n    assert_eq!(candidate(3), 4);\n}\n"
 SH_TESTS = (
     '}\n\ncandidate() {\n    add_one "$@"\n}\n\nset -e\nrun_test() {\n    [[ $(candidate "3") = "4" ]]\n}\n\nrun_test'
@@ -32,9 +33,10 @@ R_TESTS = (
 LANGUAGES = [
     ("cpp", "g++", "#include<assert.h>\nlong add_one(long n) {\n", "  return n + 1;\n}", CPP_TESTS),
     ("js", "node", "//Adds one.\nfunction add_one(n){\n", "  return n + 1;\n}", JS_TESTS),
+    ("ts", "tsc", "//Adds one.\nfunction add_one(n: number): number {\n", "  return n + 1;\n}", TS_TESTS),
     ("rs", "rustc", "/// Adds one.\nfn add_one(n: isize) -> isize {\n", "    n + 1\n}", RS_TESTS),
     ("sh", "bash", "#!/bin/bash\nadd_one() {\n", "  echo $(($1 + 1))\n}", SH_TESTS),
-    ("php", "php", "<?php\n// Adds one.\nfunction add_one($n) {\n", "  return $n + 1;\n}\n?>", PHP_TESTS),
+    ("php", "php", "<?php\nfunction add_one($n) {\n", "  return ctype_digit('1') ? $n + 1 : 0;\n}\n?>", PHP_TESTS),
     ("r", "Rscript", "# Adds one.\nadd_one <- function(n) {", "  n + 1\n}", R_TESTS),
 ]
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
+from nouscoder.domain.reasoning import begun_by, parted
 from nouscoder.errors import NousCoderError, first_error
 from nouscoder.formats.body import Body
 from nouscoder.openai_server import CompletionFailed, OpenAIServer
@@ -61,8 +62,9 @@ class ChatQuestion(Question):
         messages = [{"role": "user", "content": self.asked["content"]}]
         answer = await server.complete(self.served.model, messages, **self.asked["settings"])
         # Half of a surrogate pair, which JSON can carry, is no text that can be sent or kept in a problem.
-        text = answer.text.encode("utf8", "replace").decode()
-        return {"answer": text, "finish_reason": answer.finish_reason}
+        text = begun_by(answer.prefill, answer.text).encode("utf8", "replace").decode()
+        # A verdict or a program inside reasoning that was cut is none.
+        return {"answer": parted(text)[1] or "", "finish_reason": answer.finish_reason}
 
 
 def open_answers(path: Path) -> RecordLog:

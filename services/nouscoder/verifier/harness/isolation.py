@@ -233,9 +233,9 @@ def outside_system(paths: tuple[str, ...]) -> list[str]:
 
 
 def settings_of_runtimes() -> list[str]:
-    """The folders of /etc that a language runtime reads (Debian's Java keeps its security settings there)."""
-    names = ("java", "mono", "R")
-    return [entry.path for entry in os.scandir("/etc") if entry.name.startswith(names) and entry.is_dir()]
+    """The folders of /etc that a language runtime reads: Java's security settings, PHP's extensions such as ctype."""
+    names = ("java*", "mono*", "R*", "php/*/cli", "php/*/mods-available")
+    return [str(path) for name in names for path in Path("/etc").glob(name) if path.is_dir()]
 
 
 def mount_staging() -> None:
