@@ -19,13 +19,23 @@ from tests.cluster.conftest import CHART, NAME, SMALL_RUN
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(2400)]
 
-BATCHES = 30
+BATCHES = 20
 MODULE = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.2.0"
+PARTS = (
+    "redis.r",
+    "broker.r",
+    "verifier.r",
+    "verifier.sandbox.pool.r",
+    "generation.r",
+    "learner.r",
+    "learner.runR",
+    "backup.r",
+)
 VALUES = (
     *(word for value in SMALL_RUN for word in ("--set-json", value)),
     *("--set-json", "config.learner.checkpoint_every_batches=3", "--set", f"config.run.total_batches={BATCHES}"),
     *("--set", "backup.schedule=0 3 1 1 *", "--set", "backup.persistence.size=1Gi"),
-    *("--set", "generation.resources.requests.cpu=50m,learner.resources.requests.cpu=50m"),  # beside other releases
+    *(word for part in PARTS for word in ("--set", f"{part}esources.requests.cpu=5m")),  # beside other releases
 )
 
 
