@@ -66,6 +66,7 @@ def test_the_learner_has_the_backups_only_while_one_is_restored(chart: ChartRig)
     assert [*starts(FILES)] == ["prepare"]
     restoring = starts(merged(FILES, {"restore": {"from": "20261129-030000", "setAside": "old"}}))
     assert [*restoring] == ["restore", "prepare"]
+    assert "nouscoder-broker:" in restoring["restore"]["image"], "the learner's image has no redis"
     assert restoring["restore"]["args"][2:4] == ["/backup/20261129-030000", "--set-aside=old"]
     assert {"name": "backup", "mountPath": "/backup", "readOnly": True} in restoring["restore"]["volumeMounts"]
     assert [*starts(merged(SNAPSHOTS, {"restore": {"from": "runs-1"}}))] == ["prepare"]

@@ -40,7 +40,7 @@ spec:
     - {{ include "nouscoder.waitForFiles" (merge (dict "folders" .) $context) | nindent 6 | trim }}
     {{- end }}
     {{- if include "nouscoder.restoresFiles" . }}
-    - {{ include "nouscoder.containerStart" (merge (dict "name" "restore") $context) | nindent 6 | trim }}
+    - {{ include "nouscoder.containerStart" (merge (dict "name" "restore" "image" .Values.broker.image) $context) | nindent 6 | trim }}
       command: [nouscoder]
       args: [runs, restore, "/backup/{{ .Values.restore.from }}", "--set-aside={{ .Values.restore.setAside }}", --config=/etc/nouscoder/config.json]
       {{- include "nouscoder.env" $context | nindent 6 }}

@@ -17,6 +17,7 @@ import resource
 import shutil
 import stat
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -126,7 +127,7 @@ def _copy_run(run: Path, to: Path, before: Path) -> None:
             copies[inode] = place
 
 
-def _one_instant(run: Path, stack: ExitStack) -> dict[Path, tuple[Seen, BinaryIO]]:
+def _one_instant(run: Path, stack: ExitStack) -> Mapping[Path, tuple[Seen, BinaryIO]]:
     """The files of a run, open, as they were at one instant. Raises Unusable."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
