@@ -35,6 +35,7 @@ KEPT = (
     "hpa",
     "keda",
     "fetch",
+    "backup",
 )
 
 Document = dict[str, Any]
@@ -75,6 +76,7 @@ class ChartRig:
             "keda": {"verifier": {"autoscaling": {"kind": "keda", **scaling}, "sandbox": {"pool": {"min": 0}}}},
         }
         self.kept["fetch"] = merged(self.kept["gpu"], self.example("values-fetch.yaml"))
+        self.kept["backup"] = {"backup": {"schedule": "0 3 * * *"}, "restore": {"from": "20261129-030000"}}
         assert tuple(self.kept) == KEPT
         self.variants = {
             **self.kept,
@@ -103,6 +105,10 @@ class ChartRig:
             "redis-tls": {
                 "redis": {"tls": {"enabled": True}, "exporter": {"enabled": True}},
                 "tls": {"existingSecrets": {"redis": "certificates"}},
+            },
+            "snapshots": {
+                "backup": {"schedule": "@daily", "volumeSnapshotClass": "csi"},
+                "restore": {"from": "nouscoder-runs-20261129-030000"},
             },
             "open": {"verifier": {"tokens": {"create": False}}, "networkPolicy": {"enabled": False}},
         }
@@ -166,6 +172,8 @@ def pod_specs(documents: list[Document]) -> dict[str, Document]:
             found[name] = one
         elif one["kind"] in ("Deployment", "StatefulSet", "Job"):
             found[name] = one["spec"]["template"]
+        elif one["kind"] == "CronJob":
+            found[name] = one["spec"]["jobTemplate"]["spec"]["template"]
         elif one["kind"] in CUSTOM:
             found |= {f"{name}/{which}": pod for which, pod in custom_pods(one).items()}
         elif "runner-pod.json" in one.get("data", {}):

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig
 
 ROOT = Path(__file__).parents[2]
-# All alerts: with TLS, and with containers of Modal.
+# All alerts: with TLS, with backups, and with containers of Modal.
 ALL = {
+    "backup": {"schedule": "0 3 * * *"},
     "tls": {"enabled": True, "existingSecret": "certificates"},
     "verifier": {"sandbox": {"modal": {"existingSecret": "modal-token"}}},
     "config": {"verifier": {"sandbox": {"spill_over": {"backend": "modal"}, "modal": {"image": "example.org/s:1"}}}},
@@ -49,6 +50,10 @@ def claim(name: str, values: str) -> dict[str, str]:
         "series": f'kubelet_volume_stats_{name}{{namespace="here",persistentvolumeclaim="nouscoder-redis"}}',
         "values": values,
     }
+
+
+def backup(name: str, values: str) -> dict[str, str]:
+    return {"series": f'kube_cronjob_{name}{{namespace="here",cronjob="nouscoder-backup"}}', "values": values}
 
 
 # One submission a second.
@@ -94,6 +99,15 @@ CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
             claim("available_bytes", "11x100"),
             claim("capacity_bytes", "100x100"),
         ],
+    ),
+    # The clock of promtool begins at 0.
+    "NousCoderBackupOld": (
+        [backup("created", "-95000x100")],
+        [backup("created", "-95000x100"), backup("status_last_successful_time", "-9000x100")],
+    ),
+    "NousCoderBackupFailed": (
+        [backup("status_last_schedule_time", "-12000x100"), backup("created", "-13000x100")],
+        [backup("status_last_schedule_time", "-12000x100"), backup("status_last_successful_time", "-9000x100")],
     ),
     "NousCoderQueueSlow": (
         [
@@ -227,7 +241,7 @@ def test_no_alert_fires_in_a_healthy_hour_and_an_upgrade_and_one_for_a_release_w
     pods = [up(name, "1x29 stale _x4 1x60") for name in ("verifier", "broker", "generation", "learner")]
     healthy = [{"series": name, "values": values} for name, values in steady.items() if not name.startswith("up{")]
     tests = [firing(f"healthy at {at} minutes", [*healthy, *pods], "", 0, f"{at}m") for at in range(5, 95, 5)]
-    check(chart, tmp_path, [*tests, firing("no pod, since ever", [], "", 1)])
+    check(chart, tmp_path, [*tests, firing("no pod, since ever", [backup("created", "0x100")], "", 1)])
 
 
 def test_rules_read_only_series_that_exist_and_belong_to_the_release(chart: ChartRig) -> None:
@@ -239,6 +253,9 @@ def test_rules_read_only_series_that_exist_and_belong_to_the_release(chart: Char
         for name, labels in read:
             if name.startswith("kubelet_volume_stats_"):
                 assert labels == 'namespace="here",persistentvolumeclaim="nouscoder-redis"'
+                continue
+            if name.startswith("kube_cronjob_"):
+                assert labels == 'namespace="here",cronjob="nouscoder-backup"'
                 continue
             assert name in exported, name
             assert labels.startswith('namespace="here",app_kubernetes_io_instance="nouscoder"'), rule
@@ -262,6 +279,7 @@ def test_the_rules_follow_the_values(chart: ChartRig) -> None:
     assert "learner_" not in str(alone)
     usual = str(chart.one("PrometheusRule", "nouscoder", ON))
     assert "CertificateExpires" not in usual
+    assert "Backup" not in usual
     assert "BackendLimited" not in usual
     with pytest.raises(AssertionError, match="0 resources PrometheusRule"):
         chart.one("PrometheusRule", "nouscoder", {})

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 UPDATE = bool(os.environ.get("NOUSCODER_UPDATE_GOLDEN"))
 GOLDEN = ROOT / "tests" / "golden" / "chart"
-# Without values nothing is fetched; fetch.diff has its objects.
+# Without values nothing is fetched or backed up; fetch.diff and backup.diff have these objects.
+OPTIONAL = ("fetch", "backup")
 COMPONENTS = sorted(
-    folder.name for folder in (CHART / "templates").iterdir() if folder.is_dir() and folder.name != "fetch"
+    folder.name for folder in (CHART / "templates").iterdir() if folder.is_dir() and folder.name not in OPTIONAL
 )
 OTHERS = [name for name in KEPT if name != "default"]
 # The values that a difference starts from, where they are not the defaults.

@@ -113,16 +113,20 @@ def test_only_the_gateway_of_a_managed_pool_has_a_token(pods: dict[str, dict[str
         if pod["spec"]["automountServiceAccountToken"] is not False
     }
     managed = set(pods) - {"unmanaged", "local", "modal"}
-    assert with_token == {(variant, "Deployment/nouscoder-verifier") for variant in managed}
+    assert with_token == {
+        ("snapshots", "CronJob/nouscoder-backup"),
+        *((variant, "Deployment/nouscoder-verifier") for variant in managed),
+    }
 
 
 def test_the_account_of_a_pod_is_always_named(pods: dict[str, dict[str, Pod]]) -> None:
     """Without a name, an upgrade that deletes an account would keep its name in the pod, and no pod could start."""
-    for named in pods.values():
+    for variant, named in pods.items():
+        own = {"Deployment/nouscoder-verifier": "nouscoder-verifier"}
+        own |= {"CronJob/nouscoder-backup": "nouscoder-backup"} if variant == "snapshots" else {}
         for name, pod in named.items():
             if name != "Pod/nouscoder-test" and "sandbox" not in name:
-                account = "nouscoder-verifier" if name == "Deployment/nouscoder-verifier" else "default"
-                assert pod["spec"]["serviceAccountName"] == account
+                assert pod["spec"]["serviceAccountName"] == own.get(name, "default")
 
 
 def test_the_gateway_may_handle_pods_and_leases_in_the_namespace_of_the_runners_and_nothing_else(
@@ -130,7 +134,7 @@ def test_the_gateway_may_handle_pods_and_leases_in_the_namespace_of_the_runners_
 ) -> None:
     for variant, values in chart.variants.items():
         documents = chart.documents(values)
-        roles = [one for one in documents if "Role" in one["kind"]]
+        roles = [one for one in documents if "Role" in one["kind"] and one["metadata"]["name"] != "nouscoder-backup"]
         if variant in ("unmanaged", "local", "modal"):
             assert roles == []
             continue

@@ -139,7 +139,7 @@ class Release:
             timeout=60,
             check=False,
         )
-        return dict(json.loads(said.stdout)) if said.returncode == 0 else {}
+        return dict(json.loads(said.stdout)) if said.returncode == 0 and said.stdout else {}
 
     def step(self) -> int:
         """The number of committed batches; -1 while it is unknown."""

@@ -29,11 +29,12 @@ from nouscoder.errors import Unusable
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
-from nouscoder.learner.state.saved_batches import SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatchError, SavedBatches
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.pairs import HEADER
+from nouscoder.run.backups import back_up, restore
 from nouscoder.store.record_store import ByteRange
 
 IDENTITY = RunIdentity("ab" * 16, "/runs/test", 0, 4)
@@ -713,3 +714,27 @@ def _note_calls(client: BrokerClient, name: str, calls: list[str]) -> None:
         return await method(*arguments)
 
     setattr(client, name, noted)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("_restore_determinism")
+async def test_a_run_goes_on_from_a_backup_of_its_middle_once_redis_knows_nothing_later(
+    tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any
+) -> None:
+    async with RealRun(tmp_path, redis, broker_rig, num_batches=10) as real:
+        made: list[Path] = []
+
+        async def backed_up(run: asyncio.Future[None]) -> None:
+            await real.until_committed(4, run)
+            made.append(await asyncio.to_thread(back_up, real.config, tmp_path / "backups", 1))
+            await real.until_committed(8, run)
+            run.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await real.learn(backed_up)
+        assert restore(real.config, made[0], "later").endswith("at step 3")
+        with pytest.raises(SavedBatchError, match=r"after a restore from a backup the run's keys in Redis must go"):
+            await real.learn(lambda run: asyncio.sleep(0))
+        await asyncio.to_thread(redis.wipe)
+        await real.learn(lambda run: asyncio.sleep(0))
+        await real.check(10)

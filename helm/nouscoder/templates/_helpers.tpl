@@ -125,3 +125,15 @@ ipFamilyPolicy: PreferDualStack
 {{- $name := include "nouscoder.fullname" .root -}}
 {{- if has .namespace (list "" .root.Release.Namespace) -}}{{ $name }}{{- else -}}{{ .root.Release.Namespace }}-{{ $name }}{{- end -}}
 {{- end -}}
+
+{{/* The spec of a claim, of the values `persistence`. */}}
+{{- define "nouscoder.claimSpec" -}}
+spec:
+  accessModes: {{ toJson .accessModes }}
+  {{- with .storageClass }}
+  storageClassName: {{ . | quote }}
+  {{- end }}
+  resources:
+    requests:
+      storage: {{ .size }}
+{{- end -}}

@@ -39,6 +39,19 @@ spec:
     {{- with include "nouscoder.fetchedFolders" . | fromJsonArray }}
     - {{ include "nouscoder.waitForFiles" (merge (dict "folders" .) $context) | nindent 6 | trim }}
     {{- end }}
+    {{- if include "nouscoder.restoresFiles" . }}
+    - {{ include "nouscoder.containerStart" (merge (dict "name" "restore" "image" .Values.broker.image) $context) | nindent 6 | trim }}
+      command: [nouscoder]
+      args: [runs, restore, "/backup/{{ .Values.restore.from }}", "--set-aside={{ .Values.restore.setAside }}", --config=/etc/nouscoder/config.json]
+      {{- include "nouscoder.env" $context | nindent 6 }}
+      resources:
+        {{- toYaml .Values.backup.resources | nindent 8 }}
+      securityContext:
+        {{- include "nouscoder.securityContext" $context | nindent 8 }}
+      volumeMounts:
+        {{- include "nouscoder.learnerMounts" . | nindent 8 }}
+        - {name: backup, mountPath: /backup, readOnly: true}
+    {{- end }}
     # Makes what is missing: the demo's problems, its warm-started policy, the run folder.
     - {{ include "nouscoder.containerStart" (merge (dict "name" "prepare") $context) | nindent 6 | trim }}
       command: [nouscoder]
@@ -88,6 +101,10 @@ spec:
   volumes:
     {{- include "nouscoder.settingsVolume" $context | nindent 4 }}
     {{- include "nouscoder.learnerVolumes" . | nindent 4 }}
+    {{- if include "nouscoder.restoresFiles" . }}
+    - name: backup
+      persistentVolumeClaim: {claimName: {{ include "nouscoder.backupClaim" . }}}
+    {{- end }}
     {{- with include "nouscoder.extraVolumes" $context }}{{ . | nindent 4 }}{{ end }}
 {{- end -}}
 
@@ -135,7 +152,7 @@ spec:
 {{- define "nouscoder.learnerVolumes" -}}
 - name: runs
   persistentVolumeClaim:
-    claimName: {{ .Values.learner.persistence.existingClaim | default (printf "%s-runs" (include "nouscoder.fullname" .)) }}
+    claimName: {{ include "nouscoder.runsClaim" . }}
 - name: problems
   {{- if include "nouscoder.problemsGiven" . }}
   persistentVolumeClaim: {claimName: {{ include "nouscoder.problemsClaim" . }}, readOnly: true}

@@ -96,3 +96,15 @@ spec:
 {{- toYaml . -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Egress to addresses outside the release: dict cidrs ports */}}
+{{- define "nouscoder.outsideArrow" -}}
+- to:
+    {{- range .cidrs }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  ports:
+    {{- range .ports }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+{{- end -}}

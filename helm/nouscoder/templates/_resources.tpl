@@ -39,7 +39,7 @@
 {{/* Fails if a resource of a service is wrong. */}}
 {{- define "nouscoder.allResourceGuards" -}}
 {{- $values := .Values -}}
-{{- range $name, $resources := dict "verifier.resources" $values.verifier.resources "verifier.sandbox.pool.resources" $values.verifier.sandbox.pool.resources "broker.resources" $values.broker.resources "generation.resources" $values.generation.resources "learner.resources" $values.learner.resources "learner.runResources" $values.learner.runResources "redis.resources" $values.redis.resources "tests.resources" $values.tests.resources -}}
+{{- range $name, $resources := dict "verifier.resources" $values.verifier.resources "verifier.sandbox.pool.resources" $values.verifier.sandbox.pool.resources "broker.resources" $values.broker.resources "generation.resources" $values.generation.resources "learner.resources" $values.learner.resources "learner.runResources" $values.learner.runResources "redis.resources" $values.redis.resources "tests.resources" $values.tests.resources "backup.resources" $values.backup.resources -}}
 {{- include "nouscoder.resourceGuards" (dict "name" $name "resources" $resources) -}}
 {{- end -}}
 {{- $pool := $values.verifier.sandbox.pool -}}

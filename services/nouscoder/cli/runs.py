@@ -83,6 +83,35 @@ def runs_rm(
     say(json.dumps({"removed": removed}, indent=1) if as_json else lines)
 
 
+@runs_app.command("backup")
+def runs_backup(
+    to: Annotated[Path, typer.Option("--to", help="the folder of the backups, best on another disk")],
+    keep: Annotated[int, typer.Option(min=1, help="how many backups stay, besides the last one of each run")] = 7,
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Copy the runs in run.root, as they are at one instant each, into a new folder; they may go on meanwhile."""
+    from nouscoder.run.backups import back_up
+    from nouscoder.run.runs import runs_in
+
+    made = back_up(load_config(config_file, overrides or []), to, keep)
+    runs = ", ".join(f"{name} at step {run.step or 0}" for name, run in runs_in(made).items())
+    say(f"backup {made.name} is whole: {runs}")
+
+
+@runs_app.command("restore")
+def runs_restore(
+    backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="a folder that `runs backup` has made")],
+    set_aside: Annotated[str, typer.Option("--set-aside", help="the new name of the run that is there")] = "",
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Make the folder of the run run.name from a backup. A run that is there needs --set-aside; none is removed."""
+    from nouscoder.run.backups import restore
+
+    say(restore(load_config(config_file, overrides or []), backup, set_aside))
+
+
 report_app = typer.Typer(
     cls=RunByDefault,
     no_args_is_help=True,

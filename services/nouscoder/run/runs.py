@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.atomic_files import lock_file, numbered
+from nouscoder.atomic_files import lock_file
 from nouscoder.broker.errors import BrokerError
 from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_client import RunInRedis, RunKeys
@@ -46,7 +46,7 @@ class FoundRun:
 
 async def list_runs(config: Config) -> list[FoundRun]:
     """The runs in the folder run.root and in the Redis that the configuration names, by name. Raises Unusable."""
-    folders, states = _in_folder(config.run.root.resolve()), {}
+    folders, states = runs_in(config.run.root.resolve()), {}
     if url := configured_url(config.broker):
         try:
             async with RunKeys(url) as keys:
@@ -68,10 +68,7 @@ async def remove_run(config: Config) -> list[str]:
         if folder.exists():
             if not _is_run(folder):
                 raise Unusable(f"{folder} is not a run folder: it has neither config.toml nor {FILE}")
-            in_use = f"a process is working in {folder}: stop the run first"
-            for lock in (folder / ".lock", folder / "checkpoints" / ".lock"):
-                lock.parent.mkdir(exist_ok=True)
-                stack.enter_context(lock_file(lock, in_use))
+            hold(folder, stack)
         if url:
             try:
                 async with RunKeys(url) as keys:
@@ -87,14 +84,23 @@ async def remove_run(config: Config) -> list[str]:
     return removed
 
 
+def hold(folder: Path, stack: ExitStack) -> None:
+    """Let no other process work in a run folder. Raises FolderInUse."""
+    for lock in (folder / ".lock", folder / "checkpoints" / ".lock"):
+        lock.parent.mkdir(exist_ok=True)
+        stack.enter_context(lock_file(lock, f"a process is working in {folder}: stop the run first"))
+
+
 def _is_run(folder: Path) -> bool:
     return (folder / "config.toml").exists() or (folder / FILE).exists()
 
 
-def _in_folder(root: Path) -> dict[str, RunInFolder]:
+def runs_in(root: Path) -> dict[str, RunInFolder]:
+    """The runs in a folder, by name. Raises Unusable."""
     runs = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if _is_run(folder):
-            step = max(numbered(folder / "checkpoints"), default=None)
+        if _is_run(folder) and folder.suffix != ".part":
+            found = sorted(folder.glob("**/checkpoints/[0-9]*[0-9]"))  # of a plan, those of its last stage come last
+            step = int(found[-1].name) if found else None
             runs[folder.name] = RunInFolder(str(folder), read_run_id(folder / FILE) or "", step)
     return runs

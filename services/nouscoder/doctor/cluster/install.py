@@ -147,6 +147,8 @@ def _templates(document: Document) -> Iterator[tuple[str, int, Mapping[str, Any]
         yield "", 1, document
     elif kind in _WORKLOADS:
         yield "", int(spec.get("replicas", spec.get("parallelism", 1))), spec["template"]
+    elif kind == "CronJob":
+        yield "", 1, spec["jobTemplate"]["spec"]["template"]
     elif kind == "LeaderWorkerSet":
         groups, group = int(spec.get("replicas", 1)), spec["leaderWorkerTemplate"]
         workers = groups * (int(group.get("size", 1)) - 1)

@@ -101,7 +101,8 @@ class SavedBatches:
                 raise ValueError(f"its records end at byte {offset} of {len(view)}")
             return Batch(index.batch_id, tuple(rollouts), index.policy_version, index.completed)
         except OSError as error:
-            raise SavedBatchError(f"{path} cannot be read: {error.strerror}") from error
+            later = "" if path.exists() else "; after a restore from a backup the run's keys in Redis must go"
+            raise SavedBatchError(f"{path} cannot be read: {error.strerror}{later}") from error
         except Exception as error:
             raise SavedBatchError(f"{path} is not a saved batch: {error}") from error
 
