@@ -6,6 +6,8 @@ allowed clients. The tests of this file use one release, in order.
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.cluster.conftest import ROOT
 from tests.cluster.reach import NAMES, Places, places_of, program, said_inside
 from tests.cluster.rules import wait_for_data
 
@@ -243,6 +246,32 @@ def test_helm_test_passes(release: Release) -> None:
     said = release.helm("test", "nouscoder", "--logs")
     print(said[-1500:])
     assert "Succeeded" in said
+
+
+def test_a_reader_with_the_documented_role_follows_the_run_from_outside(release: Release, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf8")
+    role = re.search(r"```yaml\n([^`]*name: nouscoder-reader[^`]*)```", text)
+    assert role is not None
+    (tmp_path / "role.yaml").write_text(role[1].replace("namespace: nouscoder}", f"namespace: {release.namespace}}}"))
+    release.kubectl("create", "-f", str(tmp_path / "role.yaml"))
+    release.kubectl("create", "serviceaccount", "reader")
+    account = f"--serviceaccount={release.namespace}:reader"
+    release.kubectl("create", "rolebinding", "nouscoder-reader", "--role=nouscoder-reader", account)
+    tree = json.loads(release.kubectl("config", "view", "--raw", "--minify", "-o", "json"))
+    tree["users"][0]["user"] = {"token": release.kubectl("create", "token", "reader").strip()}
+    tree["contexts"][0]["context"]["namespace"] = release.namespace
+    (tmp_path / "kubeconfig").write_text(json.dumps(tree))
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}
+
+    def nouscoder(*words: str) -> str:
+        command = [sys.executable, "-m", "nouscoder", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert json.loads(nouscoder("status", "--cluster", "--json"))["balanced"]
+    assert "the run is finished" in nouscoder("why-stalled", "--cluster")
+    assert {"broker", "generation", "learner", "run", "verifier"} <= {
+        json.loads(line)["service"] for line in nouscoder("logs", "--cluster", "--tail", "3", "--json").splitlines()
+    }
 
 
 def test_uninstall_leaves_the_documented_objects(release: Release) -> None:

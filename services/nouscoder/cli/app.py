@@ -13,7 +13,7 @@ import typer
 
 from nouscoder import __version__
 from nouscoder.atomic_files import storage_fault
-from nouscoder.cli import evaluate, grade, operate, recipes, run, runs, serve, sft, status
+from nouscoder.cli import cluster, evaluate, grade, operate, recipes, run, runs, serve, sft, status
 from nouscoder.errors import ExitCode, NousCoderError, Unusable, first_error, for_terminal, without_secrets
 from nouscoder.extras import as_missing_extra
 from nouscoder.logs import show_logs_to_a_person
@@ -56,7 +56,7 @@ def _options(version: _Version = False) -> None:
 
 for _command in (
     *(run.demo, run.init, run.train, run.prepare_run, serve.serve, grade.grade, grade.prepare),
-    *(runs.export, status.status, status.why_stalled, status.doctor),
+    *(runs.export, status.status, status.why_stalled, status.doctor, cluster.logs, cluster.pages),
     *(operate.pause, operate.resume, operate.drain),
 ):
     app.command()(_command)

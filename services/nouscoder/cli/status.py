@@ -7,7 +7,7 @@ import json
 import shlex
 import socket
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from inspect import Signature, signature
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nouscoder.cli.cluster import ClusterOption, NamespaceOption, ReleaseOption, broker_of_release, release_of
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption, only_with, say
 from nouscoder.config import Config, load_config
 from nouscoder.domain.run_status import RunStatus
-from nouscoder.errors import NousCoderError, WrongUse
-from nouscoder.installation import how_to_install
+from nouscoder.errors import WrongUse
 from nouscoder.rpc.addresses import split_address, unix_path
 
 if TYPE_CHECKING:
@@ -179,12 +179,21 @@ def asks_broker(ask: Callable[..., Answer]) -> Callable[..., None]:
         address: BrokerOption = "",
         config_file: ConfigOption = None,
         overrides: SetOption = None,
+        in_cluster: ClusterOption = False,
+        namespace: NamespaceOption = "",
+        release: ReleaseOption = "",
         as_json: JsonOption = False,
         **own: Any,
     ) -> None:
-        config_file = config_file if config_file or overrides or address else _newest_here(ask.__name__)
-        config = load_config(config_file, [*(overrides or []), *broker_at(address)])
-        say(asyncio.run(ask(config, **own, as_json=as_json)))
+        only_with("--cluster", in_cluster, "--namespace", "--release")
+        only_with("a broker outside --cluster", not in_cluster, "--broker")
+        reached: AbstractContextManager[list[str]] = nullcontext([])
+        if in_cluster:
+            reached = broker_of_release(release_of(namespace, release), as_json=as_json)
+        with reached as broker:
+            config_file = config_file if config_file or overrides or address or broker else _newest_here(ask.__name__)
+            config = load_config(config_file, [*(overrides or []), *broker_at(address), *broker])
+            say(asyncio.run(ask(config, **own, as_json=as_json)))
 
     _, *own, _ = signature(ask, eval_str=True).parameters.values()
     *common, _ = signature(command, eval_str=True).parameters.values()
@@ -235,11 +244,8 @@ def doctor(
     only_with("--cluster without --values, which starts no pod", not values, "--image")
     only_with("--cluster with --values", values, "--namespace", "--release", "--chart")
     if cluster:
-        try:
-            from nouscoder.doctor.cluster.install import Release, run_doctor_install
-            from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
-        except ModuleNotFoundError as error:
-            raise NousCoderError(f"{error.name} is not installed: {how_to_install('cluster')}") from None
+        from nouscoder.doctor.cluster.install import Release, run_doctor_install
+        from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
 
         if values:
             asked = Release(release or "nouscoder", namespace or "nouscoder", chart or CHART, tuple(values))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import urllib3.exceptions
+import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
 from kubernetes.utils.quantity import parse_quantity
 
-from nouscoder.errors import ExitCode, NousCoderError
+from nouscoder.errors import ExitCode, NousCoderError, one_line
 
 Document = Mapping[str, Any]
 
@@ -37,6 +42,14 @@ class ClusterError(NousCoderError):
 
 class NotAllowed(ClusterError):
     """RBAC does not allow the account this request, so the fact is unknown."""
+
+    exit_code = ExitCode.UNUSABLE
+
+
+class NoRelease(ClusterError):
+    """The namespace has no such release."""
+
+    exit_code = ExitCode.UNUSABLE
 
 
 class PodRefused(ClusterError):
@@ -82,17 +95,33 @@ class Node:
 def connect() -> Any:
     """A client of the cluster. Raises ClusterError when no cluster is configured."""
     settings = client.Configuration()
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+    load: Any = config.load_kube_config
+    if in_pod and not Path("~/.kube/config").expanduser().exists():
+        load = config.load_incluster_config
     try:
-        config.load_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError) as error:
-        raise ClusterError(f"no cluster is configured: set KUBECONFIG, or run this in a pod ({error})") from None
+        load(client_configuration=settings)
+    except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        why = one_line(str(error))
+        raise ClusterError(f"no cluster is configured: set KUBECONFIG, or run this in a pod ({why})") from None
     settings.retries = 1
+    logging.getLogger("urllib3").setLevel("ERROR")  # the error says it
     return client.ApiClient(settings)
+
+
+def usual_namespace() -> str:
+    """That of the current context, else nouscoder."""
+    try:
+        return config.list_kube_config_contexts()[1]["context"].get("namespace") or "nouscoder"  # type: ignore[no-untyped-call]
+    except config.ConfigException:  # in a pod
+        return "nouscoder"
 
 
 @contextmanager
 def api_errors(what: str, keep: Collection[int] = ()) -> Iterator[None]:
     """Map the client's errors: 401 and 403 to NotAllowed, others to ClusterError. `what` is such as `list nodes`.
+
+    Of a WebSocket the client tells the status in words.
 
     Answers with a status in `keep` stay an ApiException.
     """
@@ -101,11 +130,16 @@ def api_errors(what: str, keep: Collection[int] = ()) -> Iterator[None]:
     except ApiException as error:
         if error.status in keep:
             raise
-        if error.status in (401, 403):
+        told = re.match(r"Handshake status (\d+)", str(error.reason))
+        status = int(told[1]) if told else error.status
+        if status == 401:
+            raise NotAllowed(f"cannot {what}: the API server does not take this login (401): log in again") from None
+        if status == 403:
             raise NotAllowed(f"this account may not {what}") from None
-        raise ClusterError(f"cannot {what}: {error.status} {error.reason}") from None
+        raise ClusterError(f"cannot {what}: {status or ''} {one_line(str(error.reason))[:200]}") from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise ClusterError(f"cannot {what}: the API server does not answer ({type(error).__name__})") from None
+        name = type(getattr(error, "reason", error)).__name__
+        raise ClusterError(f"cannot {what}: the API server does not answer ({name})") from None
 
 
 class Cluster:
@@ -126,41 +160,43 @@ class Cluster:
             answer: Any = client.VersionApi(self._api).get_code(_request_timeout=REQUEST_LIMIT_S)
         return str(answer.git_version)
 
+    def objects(self, path: str, **selector: str) -> list[Document]:
+        """All objects of a path such as /api/v1/namespaces/NAMESPACE/pods that the selector takes."""
+        place, _, kind = path.rpartition("/")
+        namespace = place.partition("/namespaces/")[2]
+        what = f"list {kind} in namespace {namespace}" if namespace else f"list {kind}"
+        with api_errors(what):
+            options = {"serialize": False, "_request_timeout": REQUEST_LIMIT_S, **selector}
+            answer = self._raw.request("get", quote(path), **options).data
+        try:
+            return list(json.loads(answer)["items"])
+        except (ValueError, KeyError, TypeError):
+            raise ClusterError(f"cannot {what}: what answers is no API server: check the kubeconfig") from None
+
     def runtime_classes(self) -> dict[str, str]:
         """The handler of each RuntimeClass, by its name."""
-        with api_errors("list runtimeclasses"):
-            answer: Any = client.NodeV1Api(self._api).list_runtime_class(_request_timeout=REQUEST_LIMIT_S)
-        return {item.metadata.name: item.handler for item in answer.items}
+        found = self.objects("/apis/node.k8s.io/v1/runtimeclasses")
+        return {one["metadata"]["name"]: one["handler"] for one in found}
 
     def storage_classes(self) -> list[StorageClass]:
         """All storage classes."""
-        with api_errors("list storageclasses"):
-            answer: Any = client.StorageV1Api(self._api).list_storage_class(_request_timeout=REQUEST_LIMIT_S)
-        return [
-            StorageClass(
-                item.metadata.name,
-                item.provisioner,
-                (item.metadata.annotations or {}).get(_DEFAULT_CLASS) == "true",
-            )
-            for item in answer.items
+        found = [
+            (one["metadata"], one["provisioner"]) for one in self.objects("/apis/storage.k8s.io/v1/storageclasses")
         ]
+        is_default = [(data.get("annotations") or {}).get(_DEFAULT_CLASS) == "true" for data, _ in found]
+        return [StorageClass(data["name"], by, default) for (data, by), default in zip(found, is_default, strict=True)]
 
     def nodes(self) -> list[Node]:
         """All nodes."""
-        with api_errors("list nodes"):
-            answer = self._core.list_node(_request_timeout=REQUEST_LIMIT_S)
-        return [_node(item) for item in answer.items]
+        return [_node(one) for one in self.objects("/api/v1/nodes")]
 
     def requested(self, besides: str) -> dict[str, Amount]:
         """The total requests of pods that have not ended, by node, without those of the release `besides`."""
-        with api_errors("list pods of all namespaces"):
-            answer = self._core.list_pod_for_all_namespaces(_request_timeout=REQUEST_LIMIT_S)
         sums: dict[str, Amount] = {}
-        for pod in answer.items:
-            own = (pod.metadata.labels or {}).get("app.kubernetes.io/instance") == besides
-            if pod.spec.node_name and pod.status.phase not in _ENDED and not own:
-                spec = self._api.sanitize_for_serialization(pod.spec)
-                sums[pod.spec.node_name] = sums.get(pod.spec.node_name, Amount()) + requests_of(spec)
+        for pod in self.objects("/api/v1/pods"):
+            own = (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/instance") == besides
+            if (node := pod["spec"].get("nodeName")) and pod["status"].get("phase") not in _ENDED and not own:
+                sums[node] = sums.get(node, Amount()) + requests_of(pod["spec"])
         return sums
 
     def dry_run(self, pod: Document, namespace: str) -> Document:
@@ -204,15 +240,14 @@ def _refusal(error: ApiException) -> ClusterError:
     return PodRefused(message)
 
 
-def _node(item: Any) -> Node:
-    ready = any(state.type == "Ready" and state.status == "True" for state in item.status.conditions or ())
+def _node(item: Document) -> Node:
+    name, spec, status = item["metadata"]["name"], item["spec"], item["status"]
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
     taints = tuple(
-        {"key": taint.key, "value": taint.value or "", "effect": taint.effect}
-        for taint in item.spec.taints or ()
-        if taint.effect in ("NoSchedule", "NoExecute")
+        {"value": "", **taint} for taint in spec.get("taints") or () if taint["effect"] in ("NoSchedule", "NoExecute")
     )
-    is_open = ready and not item.spec.unschedulable
-    return Node(item.metadata.name, _amount(item.status.allocatable), is_open, item.metadata.labels or {}, taints)
+    is_open = ready and not spec.get("unschedulable")
+    return Node(name, _amount(status.get("allocatable") or {}), is_open, item["metadata"].get("labels") or {}, taints)
 
 
 def requests_of(spec: Document) -> Amount:
