@@ -88,6 +88,18 @@ spec:
 {{- end -}}
 {{- end -}}
 
+{{/* Egress to the Kubernetes API. */}}
+{{- define "nouscoder.apiServerArrow" -}}
+- to:
+    {{- range .Values.networkPolicy.apiServer.cidrs }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  ports:
+    {{- range .Values.networkPolicy.apiServer.ports }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+{{- end -}}
+
 {{/* Additional egress from the values: dict root component */}}
 {{- define "nouscoder.extraEgress" -}}
 {{- with get .root.Values.networkPolicy.extraEgress .component -}}

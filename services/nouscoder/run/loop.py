@@ -77,6 +77,7 @@ from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_whe
 from nouscoder.run.held_out import note_trained_on
 from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
+from nouscoder.run.release import give_back
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
 from nouscoder.run.sinks.follower import open_sinks
 from nouscoder.run.view import View, open_view
@@ -124,6 +125,8 @@ async def _train(config: Config, *, resume: bool, given: Given) -> None:
             await run_loop(folder, config, view, started_s)
         if address:
             view.say(f"the run's pages are at http://{address}/ until Ctrl-C")
+        await give_back(config, view.say)
+        if address:
             await until_cancelled()
 
 
