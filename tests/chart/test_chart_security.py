@@ -117,9 +117,13 @@ def test_only_the_gateway_of_a_managed_pool_has_a_token(pods: dict[str, dict[str
 def test_the_account_of_a_pod_is_always_named(pods: dict[str, dict[str, Pod]]) -> None:
     """Without a name, an upgrade that deletes an account would keep its name in the pod, and no pod could start."""
     for variant, named in pods.items():
+        own = ["Deployment/nouscoder-verifier", *(["StatefulSet/nouscoder-learner"] if variant == "released" else [])]
         for name, pod in named.items():
             if name != "Pod/nouscoder-test" and "sandbox" not in name:
-                own = ["Deployment/nouscoder-verifier", *["StatefulSet/nouscoder-learner"][: variant == "released"]]
+                own = (
+                    "Deployment/nouscoder-verifier",
+                    "StatefulSet/nouscoder-learner" if variant == "released" else "",
+                )
                 account = name.partition("/")[2] if name in own else "default"
                 assert pod["spec"]["serviceAccountName"] == account
 
