@@ -18,8 +18,12 @@ import pytest
 from tests.certificates import make_certificate
 
 from nouscoder.config import Config, ConfigError, load_config
-from nouscoder.run import release
+from nouscoder.config.run import ReleaseSection
+from nouscoder.config.tree import NOTHING_GIVEN
+from nouscoder.run import loop, release
+from nouscoder.run.folder import record_of
 from nouscoder.run.release import NotGivenBack, give_back
+from nouscoder.run.watch import NothingToLearn
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 AT = "/apis/apps/v1/namespaces/here"
@@ -159,3 +163,23 @@ async def test_an_api_of_another_authority_gets_no_token(rig: Rig, tmp_path: Pat
 def test_a_local_run_has_nothing_to_give_back() -> None:
     with pytest.raises(ConfigError, match=r"release.delete needs services"):
         load_config(None, ['run.release.delete=["/apis"]'])
+
+
+async def test_a_run_that_a_guard_has_ended_gives_its_pods_back_too_and_the_pod_of_the_pages_never_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+
+    async def ended(*_: Any) -> None:
+        ends.append("nothing to learn")
+        raise NothingToLearn("nothing to learn")
+
+    monkeypatch.setattr(loop, "run_loop", ended)
+    (rig.config.run.folder / "config.toml").write_text(record_of(rig.config))
+    await loop._train(rig.config, resume=False, given=NOTHING_GIVEN)
+    assert rig.asked == [*STARTED, *DELETED]
+    (release.ACCOUNT / "token").unlink()
+    await loop._train(rig.config, resume=False, given=NOTHING_GIVEN)
+    assert len(ends) == 1
+    with pytest.raises(NothingToLearn):
+        await loop._train(rig.config.changed(run={"release": ReleaseSection()}), resume=False, given=NOTHING_GIVEN)

@@ -1,8 +1,8 @@
 """What a finished run gives back on Kubernetes: the objects of `run.release`, whose pods have the GPUs.
 
-`give_back` is called in the learner's pod after the report is written. It waits `after_s`, starts the pod that shows
-the run from then on, and deletes the objects. The pod that shows the run calls it too; without a token of an account
-it has no right to delete, and says what was given back.
+`give_back` is called in the learner's pod after the report is written, or when a guard has ended the run. It waits
+`after_s`, starts the pod that shows the run from then on, and deletes the objects. The pod that shows the run calls it
+too; without a token of an account it has no right to delete, and says what was given back.
 
 INVARIANT: nothing is deleted before the learner has finished the run and the checkpoint of its last step is on the
 volume. The object of this process' own pod is the last one, and every call may be repeated. So a process that is killed
@@ -41,13 +41,18 @@ class NotGivenBack(NousCoderError):
     exit_code = ExitCode.UNAVAILABLE
 
 
+def is_given_back(config: Config) -> bool:
+    """Whether this pod only shows the run: there is something to give back, and no right to do it here."""
+    return bool(config.run.release.delete) and not (ACCOUNT / "token").exists()
+
+
 async def give_back(config: Config, say: Callable[[str], None]) -> None:
     """Delete the objects of `run.release`, if any, once the last checkpoint is written. Raises NotGivenBack."""
     wanted = config.run.release
     if not wanted.delete:
         return
     gpus = f"the pods of the run and their {wanted.gpus} GPUs"
-    if not (ACCOUNT / "token").exists():
+    if is_given_back(config):
         say(f"{gpus} were given back: an upgrade of the release makes the pods again")
         return
     say(f"{gpus} are given back in {wanted.after_s:.0f} s")
