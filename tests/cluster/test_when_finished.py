@@ -14,8 +14,9 @@ from tests.cluster.conftest import CHART, NAME, SMALL_RUN
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(2400)]
 
-FIRST, LAST = 3, 12  # batches
-LITTLE = tuple(f"{part}.resources.requests.cpu=20m" for part in ("broker", "verifier", "generation", "learner"))
+FIRST, LAST = 3, 9  # batches
+PARTS = ("broker", "verifier", "generation", "learner", "redis", "verifier.sandbox.pool")
+LITTLE = (*(f"{part}.resources.requests.cpu=10m" for part in PARTS), "learner.runResources.requests.cpu=10m")
 ACCOUNT = "--as=system:serviceaccount:{}:nouscoder-learner"
 
 

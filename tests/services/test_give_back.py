@@ -61,7 +61,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     make_certificate(account)
     (account / "token").write_text("secret\n")
     monkeypatch.setattr(release, "ACCOUNT", account)
-    learner = Learner()
+    learner = Learner()  # type: ignore[abstract]
     server = grpc.aio.server()
     learner_pb2_grpc.add_LearnerServiceServicer_to_server(learner, server)
     port = server.add_insecure_port("127.0.0.1:0")
