@@ -96,7 +96,7 @@
 {{- if .Values.loop.enabled -}}
 {{- $_ := set $tree "run" (dict "root" "/runs" "services" "external" "pages" (printf "%s:%v" $listen $port.pages)) -}}
 {{- if include "nouscoder.releases" . -}}
-{{- $_ := set $tree.run "release" (include "nouscoder.releaseConfig" . | fromJson) -}}
+{{- $_ := set $tree.run "release" (include "nouscoder.releaseConfig" . | fromYaml) -}}
 {{- end -}}
 {{- if include "nouscoder.tokensSecret" . -}}
 {{- $_ := set $tree.run "verifier_token_file" "/etc/nouscoder/tokens/token" -}}

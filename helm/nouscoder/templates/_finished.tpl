@@ -9,35 +9,27 @@
 {{- if and .Values.loop.enabled (eq .Values.whenFinished "release") }}true{{ end }}
 {{- end -}}
 
-{{/* The objects whose pods have the GPUs, as a JSON list, the learner's own as the last one. The learner's pod deletes them,
-     and an upgrade makes them again. Helm 4 would not change replicas that somebody else has set. */}}
+{{/* The objects whose pods have the GPUs, group/version/resource/name in lines, the learner's own as the last one. The
+     learner's pod deletes them, and an upgrade makes them again. Helm 4 would not change replicas that somebody else set. */}}
 {{- define "nouscoder.released" -}}
-{{- $objects := list (dict "group" "apps" "version" "v1" "resource" "deployments" "name" (include "nouscoder.generation.fullname" .)) -}}
-{{- $learner := include "nouscoder.learner.fullname" . -}}
-{{- $sets := dict "group" "apps" "version" "v1" "resource" "statefulsets" -}}
-{{- if eq .Values.learner.workload "jobSet" -}}
-{{- $objects = append $objects (dict "group" "jobset.x-k8s.io" "version" "v1alpha2" "resource" "jobsets" "name" $learner) -}}
-{{- else if eq .Values.learner.workload "leaderWorkerSet" -}}
-{{- $objects = append $objects (dict "group" "leaderworkerset.x-k8s.io" "version" "v1" "resource" "leaderworkersets" "name" (printf "%s-group" $learner)) -}}
-{{- else -}}
-{{- if gt (int .Values.learner.pods) 1 -}}
-{{- $objects = append $objects (merge (dict "name" (include "nouscoder.learner-worker.fullname" .)) $sets) -}}
-{{- end -}}
-{{- $objects = append $objects (merge (dict "name" $learner) $sets) -}}
-{{- end -}}
-{{- toJson $objects -}}
+apps/v1/deployments/{{ include "nouscoder.generation.fullname" . }}
+{{- if eq .Values.learner.workload "jobSet" }}
+jobset.x-k8s.io/v1alpha2/jobsets/{{ include "nouscoder.learner.fullname" . }}
+{{- else if eq .Values.learner.workload "leaderWorkerSet" }}
+leaderworkerset.x-k8s.io/v1/leaderworkersets/{{ include "nouscoder.learner.fullname" . }}-group
+{{- else }}
+{{- if gt (int .Values.learner.pods) 1 }}
+apps/v1/statefulsets/{{ include "nouscoder.learner-worker.fullname" . }}
+{{- end }}
+apps/v1/statefulsets/{{ include "nouscoder.learner.fullname" . }}
+{{- end }}
 {{- end -}}
 
-{{/* The GPUs of these objects: list root */}}
+{{/* Their GPUs. */}}
 {{- define "nouscoder.releasedGpus" -}}
-{{- $gpus := 0 -}}
-{{- range list (list .Values.generation .Values.generation.replicas) (list .Values.learner .Values.learner.pods) -}}
-{{- $pods := index . 1 -}}
-{{- range $resource, $number := (index . 0).resources.limits -}}
-{{- if hasSuffix "/gpu" $resource -}}{{- $gpus = add $gpus (mul $pods $number) -}}{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- $gpus -}}
+{{- $generation := get (.Values.generation.resources.limits | default dict) "nvidia.com/gpu" | default 0 -}}
+{{- $learner := get (.Values.learner.resources.limits | default dict) "nvidia.com/gpu" | default 0 -}}
+{{- add (mul .Values.generation.replicas $generation) (mul .Values.learner.pods $learner) -}}
 {{- end -}}
 
 {{/* The names that the Deployment of the pages may have, as a JSON list. Once the learner's pod has started it, its
@@ -47,18 +39,16 @@
 {{- list $name (printf "%s-again" $name) | toJson -}}
 {{- end -}}
 
-{{/* config.run.release, as JSON. */}}
+{{/* config.run.release */}}
 {{- define "nouscoder.releaseConfig" -}}
-{{- $namespace := .Release.Namespace -}}
-{{- $delete := list -}}
-{{- range include "nouscoder.released" . | fromJsonArray -}}
-{{- $delete = append $delete (printf "/apis/%s/%s/namespaces/%s/%s/%s" .group .version $namespace .resource .name) -}}
-{{- end -}}
-{{- $start := list -}}
-{{- range include "nouscoder.pagesNames" . | fromJsonArray -}}
-{{- $start = append $start (printf "/apis/apps/v1/namespaces/%s/deployments/%s" $namespace .) -}}
-{{- end -}}
-{{- dict "delete" $delete "start" $start "after_s" .Values.ttlSeconds "gpus" (include "nouscoder.releasedGpus" . | int) | toJson -}}
+{{- $paths := regexReplaceAll "(?m)^(.*/.*)/(.*/.*)$" (include "nouscoder.released" .) (printf "/apis/${1}/namespaces/%s/${2}" .Release.Namespace) -}}
+delete: {{ splitList "\n" $paths | toJson }}
+start:
+  {{- range include "nouscoder.pagesNames" . | fromJsonArray }}
+  - /apis/apps/v1/namespaces/{{ $.Release.Namespace }}/deployments/{{ . }}
+  {{- end }}
+after_s: {{ .Values.ttlSeconds }}
+gpus: {{ include "nouscoder.releasedGpus" . }}
 {{- end -}}
 
 {{/* The container that evaluates before and after, watches, writes the report, then serves the run's pages:
