@@ -81,6 +81,7 @@ class ChartRig:
         self.variants = {
             **self.kept,
             "ranks": {"learner": {**SEVERAL_PODS, "ranksPerPod": 8}},
+            "released": {"whenFinished": "release"},
             "dual": {"ipFamily": "Dual", "redis": {"exporter": {"enabled": True}}},
             "unmanaged": {"verifier": {"sandbox": {"pool": {"managed": False}}}},
             "local": {"verifier": {"sandbox": {"backend": "local"}}},

@@ -204,10 +204,10 @@ def firing(name: str, given: list[dict[str, str]], selector: str, fires: int, at
     return {"name": name, "interval": "1m", "input_series": given, "promql_expr_test": expected}
 
 
-def check(chart: ChartRig, folder: Path, tests: list[Document]) -> None:
+def check(chart: ChartRig, folder: Path, tests: list[Document], values: Document | None = None) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is missing: apt-get install prometheus")
-    spec = chart.one("PrometheusRule", "nouscoder", {**ALL, **ON})["spec"]
+    spec = chart.one("PrometheusRule", "nouscoder", {**ALL, **ON, **(values or {})})["spec"]
     (folder / "rules.yaml").write_text(yaml.safe_dump(spec))
     unit = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
     (folder / "tests.yaml").write_text(yaml.safe_dump(unit))

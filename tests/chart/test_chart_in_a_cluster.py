@@ -33,6 +33,7 @@ class Cluster:
         self.dashboards_of: tuple[str, str] | None = None  # namespace and name of the release that made them
         self.config: dict[str, str] | None = None  # the data of the release's ConfigMap
         self.prepared: dict[str, Any] | None = None  # the state of the learner's container `prepare`
+        self.shows_run = 0  # replicas of the Deployment nouscoder-pages
         self.asked: list[str] = []
         self._kubeconfig = folder / "kubeconfig"
         self._kubeconfig.write_text(json.dumps(_kubeconfig(address)), "utf8")
@@ -78,6 +79,8 @@ class Cluster:
             names = ("meta.helm.sh/release-namespace", "meta.helm.sh/release-name")
             metadata = {"name": "x", "annotations": dict(zip(names, self.dashboards_of, strict=True))}
             return 200, {"kind": "ConfigMap", "apiVersion": "v1", "metadata": metadata}
+        if path == "/apis/apps/v1/namespaces/here/deployments/nouscoder-pages":
+            return 200, {"kind": "Deployment", "apiVersion": "apps/v1", "spec": {"replicas": self.shows_run}}
         if path.startswith(SECRETS):
             data = self.secrets.get(path.removeprefix(SECRETS))
             if data is None:
@@ -107,6 +110,7 @@ OF_LEARNER = {
 }
 NODE = {"groupVersion": "node.k8s.io/v1", "version": "v1"}
 SCHEDULING = {"groupVersion": "scheduling.k8s.io/v1", "version": "v1"}
+APPS = {"groupVersion": "apps/v1", "version": "v1"}
 DISCOVERY: dict[str, Any] = {
     "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
@@ -116,10 +120,12 @@ DISCOVERY: dict[str, Any] = {
         "groups": [
             {"name": "node.k8s.io", "versions": [NODE], "preferredVersion": NODE},
             {"name": "scheduling.k8s.io", "versions": [SCHEDULING], "preferredVersion": SCHEDULING},
+            {"name": "apps", "versions": [APPS], "preferredVersion": APPS},
         ],
     },
     "/api/v1": _resources("v1", {"secrets": "Secret", "pods": "Pod", "configmaps": "ConfigMap"}, True),
     "/apis/node.k8s.io/v1": _resources("node.k8s.io/v1", {"runtimeclasses": "RuntimeClass"}, False),
+    "/apis/apps/v1": _resources("apps/v1", {"deployments": "Deployment"}, True),
     "/apis/scheduling.k8s.io/v1": _resources("scheduling.k8s.io/v1", {"priorityclasses": "PriorityClass"}, False),
 }
 
@@ -196,6 +202,15 @@ def kinds(documents: list[dict[str, Any]]) -> set[str]:
 def notes(cluster: Cluster, values: dict[str, Any] | None = None) -> str:
     """What the install prints, in one line."""
     return " ".join(cluster.texts(values)["nouscoder/templates/NOTES.txt"].split())
+
+
+@pytest.mark.parametrize(("replicas", "name"), [(0, "nouscoder-pages"), (1, "nouscoder-pages-again")])
+def test_an_upgrade_takes_another_name_for_pages_that_are_shown(cluster: Cluster, replicas: int, name: str) -> None:
+    """Helm 4 would refuse to write replicas that the learner's pod has set."""
+    cluster.runtime_classes, cluster.shows_run = ["gvisor"], replicas
+    deployments = [one for one in cluster.render({"whenFinished": "release"}) if one["kind"] == "Deployment"]
+    assert {one["metadata"]["name"]: one["spec"]["replicas"] for one in deployments}[name] == 0
+    assert sum("pages" in one["metadata"]["name"] for one in deployments) == 1
 
 
 @pytest.mark.parametrize(("version", "there"), [("v1.29.0", False), ("v1.30.0", True)])

@@ -124,6 +124,7 @@ def test_the_account_of_a_pod_is_always_named(pods: dict[str, dict[str, Pod]]) -
     for variant, named in pods.items():
         own = {"Deployment/nouscoder-verifier": "nouscoder-verifier"}
         own |= {"CronJob/nouscoder-backup": "nouscoder-backup"} if variant == "snapshots" else {}
+        own |= {"StatefulSet/nouscoder-learner": "nouscoder-learner"} if variant == "released" else {}
         for name, pod in named.items():
             if name != "Pod/nouscoder-test" and "sandbox" not in name:
                 assert pod["spec"]["serviceAccountName"] == own.get(name, "default")

@@ -149,6 +149,24 @@ def test_the_object_is_stored_with_both_pods_and_a_misspelt_field_is_refused(
     assert len(images) >= 2, "the pods of rank 0 and of the others are kept"
 
 
+def test_an_upgrade_leaves_a_jobset_that_its_queue_has_suspended_as_it_is(namespace: str) -> None:
+    """Kueue sets spec.suspend. Helm 4 applies on the server's side, without force."""
+    values = (*PRESETS["jobset"], "--set", "learner.workloadLabels.kueue\\.x-k8s\\.io/queue-name=team")
+    words = ("-s", "templates/learner/learner-jobset.yaml")
+    apply = ("kubectl", "apply", "--server-side", "--field-manager=helm", "-n", namespace, "-f", "-")
+    made = run(*apply, given=rendered(namespace, *values, *words))
+    assert made.returncode == 0, made.stderr
+    patch = ("--type=merge", "--field-manager=kueue", "-p", '{"spec": {"suspend": true}}')
+    queued = run("kubectl", "-n", namespace, "patch", "jobset", "nouscoder-learner", *patch)
+    assert queued.returncode == 0, queued.stderr
+    again = run(*apply, given=rendered(namespace, *values, *words, "--set", "learner.workloadLabels.team=ours"))
+    assert again.returncode == 0, again.stderr
+    stored = json.loads(run("kubectl", "-n", namespace, "get", "jobset", "nouscoder-learner", "-o", "json").stdout)
+    assert stored["spec"]["suspend"] is True
+    assert stored["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert stored["metadata"]["labels"]["team"] == "ours"
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_the_api_server_accepts_the_objects_beside_the_values(name: str, namespace: str) -> None:
     count, known = FILES[name]

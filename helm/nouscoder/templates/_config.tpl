@@ -25,6 +25,7 @@
 {{/* The part of the configuration that a component reads. A change of the rest does not restart it: dict root component */}}
 {{- define "nouscoder.config.read" -}}
 {{- $tree := include "nouscoder.config.given" .root | fromJson -}}
+{{- if and $tree.run (ne .component "learner") -}}{{- $_ := unset $tree.run "release" -}}{{- end -}}
 {{- if eq .component "verifier" -}}
 {{- omit $tree "generation" "learner" "policy" "demo" "plan" | toJson -}}
 {{- else -}}
@@ -94,6 +95,9 @@
 {{- end -}}
 {{- if .Values.loop.enabled -}}
 {{- $_ := set $tree "run" (dict "root" "/runs" "services" "external" "pages" (printf "%s:%v" $listen $port.pages)) -}}
+{{- if include "nouscoder.releases" . -}}
+{{- $_ := set $tree.run "release" (include "nouscoder.releaseConfig" . | fromYaml) -}}
+{{- end -}}
 {{- if include "nouscoder.tokensSecret" . -}}
 {{- $_ := set $tree.run "verifier_token_file" "/etc/nouscoder/tokens/token" -}}
 {{- end -}}

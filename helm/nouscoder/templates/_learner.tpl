@@ -4,6 +4,10 @@
 {{/* Values of the learner with the affinity that keeps its pods together. */}}
 {{- define "nouscoder.learnerValues" -}}
 {{- $values := deepCopy .Values.learner -}}
+{{- /* The right to delete is for an account of its own. */}}
+{{- if and (include "nouscoder.releases" .) (not $values.serviceAccount.name) -}}
+{{- $_ := set $values.serviceAccount "create" true -}}
+{{- end -}}
 {{- with $values.topologyKey -}}
 {{- $labels := include "nouscoder.selectorLabels" $ | fromYaml -}}
 {{- $component := dict "key" "app.kubernetes.io/component" "operator" "In" "values" (list "learner" "learner-worker") -}}
@@ -79,24 +83,7 @@ spec:
       volumeMounts:
         {{- include "nouscoder.learnerMounts" . | nindent 8 }}
         {{- with include "nouscoder.extraMounts" $context }}{{ . | nindent 8 }}{{ end }}
-    # Evaluates before and after, watches, writes the report, then serves the run's pages.
-    - {{ include "nouscoder.containerStart" (merge (dict "name" "run") $context) | nindent 6 | trim }}
-      command: [nouscoder]
-      args: [train, /etc/nouscoder/config.json]
-      {{- include "nouscoder.env" $context | nindent 6 }}
-      ports:
-        - {name: pages, containerPort: {{ include "nouscoder.port" (list . "pages") }}}
-      readinessProbe:
-        httpGet: {path: /, port: pages}
-        periodSeconds: 5
-        timeoutSeconds: 5
-      resources:
-        {{- toYaml $values.runResources | nindent 8 }}
-      securityContext:
-        {{- include "nouscoder.securityContext" $context | nindent 8 }}
-      volumeMounts:
-        {{- include "nouscoder.learnerMounts" . | nindent 8 }}
-        {{- with include "nouscoder.extraMounts" $context }}{{ . | nindent 8 }}{{ end }}
+    {{- include "nouscoder.runContainer" (merge (dict "account" (include "nouscoder.releases" .)) $context) | nindent 4 }}
     {{- with include "nouscoder.sidecars" $context }}{{ . | nindent 4 }}{{ end }}
   volumes:
     {{- include "nouscoder.settingsVolume" $context | nindent 4 }}
@@ -104,6 +91,15 @@ spec:
     {{- if include "nouscoder.restoresFiles" . }}
     - name: backup
       persistentVolumeClaim: {claimName: {{ include "nouscoder.backupClaim" . }}}
+    {{- end }}
+    {{- if include "nouscoder.releases" . }}
+    # Only the container `run` has this token.
+    - name: account
+      projected:
+        defaultMode: 0440
+        sources:
+          - serviceAccountToken: {path: token}
+          - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
     {{- end }}
     {{- with include "nouscoder.extraVolumes" $context }}{{ . | nindent 4 }}{{ end }}
 {{- end -}}

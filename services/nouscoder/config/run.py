@@ -59,6 +59,19 @@ class GuardsSection(Section):
             yield "length_drift must be above 1, or 0 for none"
 
 
+class ReleaseSection(Section):
+    """What `train` gives back on Kubernetes when the run is finished; the chart sets it (run/release.py)."""
+
+    delete: tuple[str, ...] = Field(
+        (), description="paths of objects in the Kubernetes API that are deleted, in this order; empty: none"
+    )
+    start: tuple[str, ...] = Field(
+        (), description="paths of Deployments before that, of which the one that exists gets a pod that shows the run"
+    )
+    after_s: float = Field(3600.0, ge=0, description="seconds between the end of the run and that")
+    gpus: int = Field(0, ge=0, description="GPUs of the objects, for messages")
+
+
 class RunSection(Section):
     """Which run this is."""
 
@@ -103,8 +116,11 @@ class RunSection(Section):
         "",
         description="file with the token that evaluations and environments send to a verifier that has a tokens_file",
     )
+    release: ReleaseSection = ReleaseSection()
 
     def _faults(self) -> Iterator[str]:
+        if self.release.delete and self.services == "local":
+            yield 'release.delete needs services = "external": a local run ends its processes by itself'
         if len(set(self.sinks)) != len(self.sinks):
             yield "sinks names one of them twice"
 

@@ -77,6 +77,7 @@ from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_whe
 from nouscoder.run.held_out import note_trained_on
 from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
+from nouscoder.run.release import give_back, is_given_back
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
 from nouscoder.run.sinks.follower import open_sinks
 from nouscoder.run.view import View, open_view
@@ -120,10 +121,17 @@ async def _train(config: Config, *, resume: bool, given: Given) -> None:
             view.say(note)
         if folder.summary_file.exists():
             view.say(f"the run in {folder.path} is finished: nothing is left to do; {_TO_GO_ON}")
-        else:
-            await run_loop(folder, config, view, started_s)
+        elif not is_given_back(config):
+            try:
+                await run_loop(folder, config, view, started_s)
+            except (NothingToLearn, SamplerMismatch) as error:
+                if not config.run.release.delete:
+                    raise
+                view.say(str(error))  # an end as well: started again, this command would go on
         if address:
             view.say(f"the run's pages are at http://{address}/ until Ctrl-C")
+        await give_back(config, view.say)
+        if address:
             await until_cancelled()
 
 

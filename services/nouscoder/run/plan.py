@@ -33,6 +33,7 @@ from nouscoder.run.held_out import leak_lines
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked_plan
+from nouscoder.run.release import give_back
 from nouscoder.run.resume import Resumed, note_given, refuse_changes_of, resumed, take
 from nouscoder.run.services import KeptGeneration, OpenedRun, deployment
 from nouscoder.run.view import View, open_view
@@ -58,6 +59,7 @@ async def _train_plan(config: Config, *, resume: bool, given: Given) -> None:
             with open_pages(last.run.folder, last.run.pages, last.run.pages_hosts) as address:
                 if address:
                     view.say(f"the last stage's pages are at http://{address}/ until Ctrl-C")
+                    await give_back(last, view.say)
                     await until_cancelled()
 
 

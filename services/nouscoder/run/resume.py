@@ -53,7 +53,7 @@ CONTINUES = (
     *("evaluation.end_at_pass_at_1", "evaluation.end_after_no_gain"),
     *("broker.drop_zero_variance", "broker.max_filtered_groups", "broker.curriculum"),
 )
-_HARMLESS = ("run.pages", "run.pages_hosts", "run.sinks", "recipe")  # also for a run that stays finished
+_HARMLESS = ("run.pages", "run.pages_hosts", "run.sinks", "run.release", "recipe")  # also for a run that stays finished
 
 Values = dict[str, Any]
 
