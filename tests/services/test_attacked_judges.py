@@ -133,7 +133,9 @@ RUN_CHECKER = JudgeProgram(
     "python",
 )
 RUN_CASE = StdinCase("the-needle", "echo the-needle")
-RUN = Submission(CheckerTests((RUN_CASE,), RUN_CHECKER, of_code=True, runner=RUNNER), "", language="bash", limits=LIMITS)
+RUN = Submission(
+    CheckerTests((RUN_CASE,), RUN_CHECKER, of_code=True, runner=RUNNER), "", language="bash", limits=LIMITS
+)
 AROUND = {
     "stops its runner": "kill -STOP $PPID",
     "stops its runner, and leaves": "(sleep 0.1; kill -STOP $PPID) & kill -STOP $PPID; echo wrong",

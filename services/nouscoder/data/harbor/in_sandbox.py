@@ -1,4 +1,4 @@
-"""What runs in the sandboxes of an imported Harbor folder (form 2): a call of `answered` or `judged` is below this text.
+"""What runs in the sandboxes of an imported Harbor folder (form 2): a call of `answered` or `judged` stands below it.
 
 `answered` is the runner of an answer, a bash script: it runs it in the working directory as an agent would, and packs
 the folders or artifacts that count. `judged` is the checker, in another sandbox: it unpacks them, then tests/test.sh
