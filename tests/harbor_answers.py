@@ -277,6 +277,7 @@ HONEST_FILES = {
 _ENDS = ("wrong_answer", "time_limit_exceeded", "memory_limit_exceeded", "output_limit_exceeded")
 LIMITS = {
     "a checker that is stopped": ("time_limit_exceeded",),
+    "folders 2,000 deep": _ENDS,
     "all memory": _ENDS,
     "all processes": _ENDS,
     "all words": _ENDS,

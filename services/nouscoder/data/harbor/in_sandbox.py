@@ -92,7 +92,7 @@ def packed(paths: list[str], to: str) -> None:
             raise ValueError("a file has too many bytes")
         return member if member.isreg() or member.isdir() or member.issym() else None
 
-    with tarfile.open(to + ".part", "w:gz", compresslevel=1) as tar:
+    with tarfile.open(to + ".part", "x:gz", compresslevel=1) as tar:
         for path in paths:
             if os.path.lexists(real(path)):
                 tar.add(real(path), path, filter=plain)
