@@ -77,7 +77,7 @@ async def verdict_on(grader: Grader, problem: Problem, answer: str) -> Verdict:
 async def check(grader: Grader, problem: Problem, answers: Mapping[str, str], wanted: str) -> None:
     """Grade the answers, one after the other. LIMITS has those that are refused in another way."""
     kinds = {name: (await verdict_on(grader, problem, answer)).kind.value for name, answer in answers.items()}
-    # gVisor tells less of the time that other work took from a program (docs/verdicts.md), and either is a refusal.
+    # gVisor tells less of the time that other work took from a program, and either is a refusal.
     late = ("time_limit_exceeded",) if wanted == "wrong_answer" and grader.backend != "local" else ()
     right = {name: (*LIMITS.get(name, (wanted,)), *late) for name in answers}
     print(f"{grader.backend}: {len(answers)} answers, {sum(kinds[one] in right[one] for one in answers)} {wanted}")
