@@ -120,6 +120,9 @@ def test_without_an_answer_an_uncaught_exception_of_a_checker_refuses_the_output
         (b"0.5", b"", WRONG, 0.5),
         (b"", b"points: 1e-1\n", WRONG, 0.1),
         (b"points 1.0", b"", OK, None),
+        # The end of a longer stderr, which may begin with what the candidate said.
+        pytest.param(b"1 " * (32 << 10), b"0.5", WRONG, 0.5, id="long stderr beside stdout"),
+        pytest.param(b"1 " * (32 << 10), b"", WRONG, None, id="long stderr"),
         (b"some are right", b"", WRONG, None),
         (b"1.2.3", b"", WRONG, None),
         (b"-1", b"", WRONG, None),

@@ -8,6 +8,7 @@ import os
 import shutil
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText
+from nouscoder.domain.submission import CheckerTests
 from nouscoder.verifier.grading.grader import local_grader
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 
 TASK = """schema_version = "1.4"
 [task]
@@ -125,6 +128,17 @@ async def test_rollouts_are_graded_by_the_tests_of_a_folder(item: ReferencedProb
     oracle, *others = await graded(item.problem, [item.references[0].code, *ANSWERS])
     assert oracle == "accepted"
     assert dict(zip(ANSWERS, others, strict=True)) == ANSWERS
+
+
+@pytest.mark.parametrize("end", [". Its text is the checker program", ": a call of `answered` or of `judged` stands"])
+def test_a_folder_that_an_earlier_version_imported_is_refused_at_grading(item: ReferencedProblem, end: str) -> None:
+    """Its programs are in the problem file, and answers could cheat them: beside the tests, or by a pytest.py."""
+    rules, tests = item.problem.grading_rules(), item.problem.tests
+    assert isinstance(tests, CheckerTests)
+    validate(rules.submission(tests, "```bash\ntrue\n```"), Bounds())
+    old = replace(tests, checker=replace(tests.checker, code=f'"""The checker of an imported Harbor folder{end}."""'))
+    with pytest.raises(InvalidSubmission, match=r"^tests\.checker: .* earlier version .* \(data import\)$"):
+        validate(rules.submission(replace(old, runner=None), "```bash\ntrue\n```"), Bounds())
 
 
 def test_a_policy_is_asked_for_a_script(item: ReferencedProblem) -> None:

@@ -1,4 +1,4 @@
-"""What runs in the sandboxes of an imported Harbor folder: a call of `answered` or of `judged` stands below this text.
+"""What runs in the sandboxes of an imported Harbor folder (form 2): a call of `answered` or `judged` stands below it.
 
 `answered` is the runner of an answer, a bash script: it runs it in the working directory as an agent would, and packs
 the folders or artifacts that count. `judged` is the checker, in another sandbox: it unpacks them, then tests/test.sh
@@ -92,7 +92,7 @@ def packed(paths: list[str], to: str) -> None:
             raise ValueError("a file has too many bytes")
         return member if member.isreg() or member.isdir() or member.issym() else None
 
-    with tarfile.open(to + ".part", "w:gz", compresslevel=1) as tar:
+    with tarfile.open(to + ".part", "x:gz", compresslevel=1) as tar:
         for path in paths:
             if os.path.lexists(real(path)):
                 tar.add(real(path), path, filter=plain)
@@ -195,7 +195,8 @@ def judged() -> int:
     placed(folder["tests"])
     ran("/tests/test.sh", folder["workdir"], folder["env"])
     value = reward()
-    if 0 < value < 1:
-        sys.stdout.write(f"{value}\n")
+    if 0 < value < 1:  # a checker's points are the number with which its stderr begins, until now that of the tests
+        os.ftruncate(2, 0)
+        os.pwrite(2, f"{value}\n".encode(), 0)
         return 7
     return 0 if value else 1

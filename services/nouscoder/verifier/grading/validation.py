@@ -34,6 +34,8 @@ _TEST_NAME = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*::)*[A-Za-z_][A-Za-z0-9_]*")
 _MOST_LIBRARIES = 100
 _OF_PYTEST = {"pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+# Problem files hold the programs of their Harbor folders (data/harbor/in_sandbox.py). Answers could cheat earlier ones.
+_OLD_HARBOR = re.compile(r'"""[\w ]* of an imported Harbor folder(?! \(form 2\))')
 
 
 STORE_TESTS = "send large tests with PUT /v1/tests and name their digest"
@@ -183,6 +185,9 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
                     )
         case CheckerTests():
             _require_language(tests.checker.language, "tests.checker.language")
+            if tests.of_code and _OLD_HARBOR.match(tests.checker.code):
+                message = "is that of a Harbor folder that an earlier version imported: import it again (data import)"
+                raise InvalidSubmission("tests.checker", message)
             if tests.of_code and tests.checker.protocol is not JudgeProtocol.TESTLIB:
                 raise InvalidSubmission("tests.checker.protocol", "must be testlib with of_code")
             if tests.runner is not None:

@@ -35,6 +35,7 @@ _NUMBER = re.compile(rb"^\s*(?:points:?\s+)?([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:\s|$
 _FRACTION = re.compile(rb"\s*partial ([0-9]{1,15})/([0-9]{0,14}[1-9][0-9]{0,14})\r?$", re.MULTILINE)
 _LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
 _REMARK_CHARS = 500
+_STDERR_BYTES = 64 * 1024  # the end of a longer one, which may begin with what the candidate said, is all that is known
 _ASLEEP = 0.05  # the CPU time for each second: a program that computes gets more, on a busy machine too
 
 
@@ -104,7 +105,7 @@ def _points(judge: RunResult) -> float | None:
     """The number with which the judge's output begins (testlib: "points 0.5 ..."), else the fraction of its first line
     (DMOJ: "partial 3/10"); None when there is neither.
     """
-    for text in (judge.stderr, judge.stdout):
+    for text in (judge.stderr if len(judge.stderr) < _STDERR_BYTES else b"", judge.stdout):
         if found := _NUMBER.match(text[:_REMARK_CHARS]):
             try:
                 return float(found[1])
