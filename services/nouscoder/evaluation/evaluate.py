@@ -245,7 +245,7 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     if request.checkpoint:
         config = request.checkpoint.runnable(config)
     with ExitStack() as stack:
-        with whole_or_gone(request.out):
+        with whole_or_gone(*(request.out / name for name in ("lock", "samples.jsonl", "verdicts.jsonl"))):
             with naming_storage_faults(request.out):
                 request.out.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(lock_file(request.out / "lock", f"another evaluation works in {request.out}"))
