@@ -169,7 +169,7 @@ def test_an_output_that_is_no_file_or_folder_is_refused_and_stays(
             continue  # only root makes devices
         with limit(60):
             ended = nouscoder(*line.split(), name)
-        said = f"{name} is {places[name]}, not a {wanted}: " if name in places else f"{name} is a link to nowhere, which"
+        said = f"{name} is {places[name]}, not a {wanted}: " if name in places else f"{name} is a link to nowhere"
         assert ended.exit_code == 78, ended.output
         assert f"nouscoder: {said}" in ended.stderr, ended.output
         assert "Traceback" not in ended.output

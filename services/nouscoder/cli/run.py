@@ -147,7 +147,7 @@ def init(
     if not folder.exists() and is_hub_id(policy):
         say(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
     if engine is EngineChoice.VLLM and not vllm_is_installed():
-        say("warning: vLLM is not installed here: begin the run where it is, or install it: docs/operating.md", err=True)
+        say("warning: vLLM is not installed here: begin the run where it is (docs/operating.md)", err=True)
     say(f"{out} is written; begin the run with: nouscoder train {shlex.quote(str(out))}")
 
 
