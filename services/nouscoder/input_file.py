@@ -42,12 +42,8 @@ def regular(file: Path, *, often: bool = False) -> Path:
     for each in file.iterdir() if file.is_dir() else ():
         if each.exists() and not each.is_dir():
             regular(each)
-    kind = kind_of(file)
-    if (
-        kind not in ("a file", "a folder")
-        and not file.samefile(os.devnull)
-        and (often or not os.path.realpath(file).startswith("/proc/"))
-    ):
+    kind, is_open = kind_of(file), os.path.realpath(file).startswith("/proc/") and not often
+    if kind not in ("a file", "a folder") and not is_open and not file.samefile(os.devnull):
         raise NoRegularFile(errno.EINVAL, f"it is {kind}, not a regular file", str(file))
     return file
 

@@ -35,9 +35,9 @@ _CLOSED = ("cpp", "rs", "sh")  # the tests of these begin with the `}` of the pr
 _BEGIN = {"php": "// ?><?php\n", "cpp": "#undef NDEBUG\n#include <assert.h>\n"}
 _PRINTED = {  # what prints the token, behind the tests; in C++ and Rust at the end of their function main
     **{"cpp": f'std::cout << "\\n{TOKEN}" << std::endl;\n}}', "rs": f'::std::println!("\\n{TOKEN}");\n}}'},
+    **dict.fromkeys(("js", "ts"), f'console.log("\\n{TOKEN}");'),
     **{"sh": f'echo; echo "{TOKEN}"', "php": f'echo "\\n{TOKEN}";', "r": f'cat("\\n{TOKEN}\\n")'},
 }
-_PRINTED_JS = f'console.log("\\n{TOKEN}");'
 _SETUP = {"cpp": "#include <assert.h>\n#include <bits/stdc++.h>"}
 
 
@@ -54,7 +54,7 @@ def read_multipl_e(row: Row, number: int) -> ReferencedProblem:
     end = tests.strip().removeprefix("}")
     if name in ("cpp", "rs"):
         end = end.removesuffix("}").replace("assert_eq!(", "::std::assert_eq!(")
-    end = f"{_BEGIN.get(name, '')}{end}\n{_PRINTED.get(name, _PRINTED_JS)}\n"
+    end = f"{_BEGIN.get(name, '')}{end}\n{_PRINTED[name]}\n"
     problem = Problem(
         problem_id=f"{text(row, 'name')}-{name}",
         prompt=f"Complete this function in {_LANGUAGES[name]}. Answer with the whole program, without tests.",

@@ -55,13 +55,6 @@ def read_arguments() -> dict[str, Any]:
     return {"args": arguments.get("args", []), "kwargs": arguments.get("kwargs", {})}
 
 
-def write_value(value: Any) -> None:
-    """Write the return value of the entry point as the result."""
-    view = memoryview(encode_value(value))
-    while view:
-        view = view[os.write(RESULT_FD, view) :]
-
-
 def find_entry_point(namespace: dict[str, Any], name: str) -> Any:
     """The method of `class Solution` with this name, else the function. So LiveCodeBench's grader finds it.
 
@@ -243,7 +236,7 @@ class CandidateJob:
         if self._entry_point is None or self._arguments is None:
             return
         function = self._judge or find_entry_point(self.namespace, self._entry_point)
-        write_value(function(*self._arguments["args"], **self._arguments["kwargs"]))
+        _write_all(RESULT_FD, encode_value(function(*self._arguments["args"], **self._arguments["kwargs"])))
 
     def failed(self, error: BaseException) -> int:
         """Report an uncaught exception like the interpreter. Returns the exit status (negative: a signal)."""
