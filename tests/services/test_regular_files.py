@@ -6,6 +6,7 @@ Pipes that are open already, `<(command)` and /dev/stdin, are read as they were.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -174,6 +175,17 @@ def test_an_output_that_is_no_file_or_folder_is_refused_and_stays(
         assert f"nouscoder: {said}" in ended.stderr, ended.output
         assert "Traceback" not in ended.output
     assert {path: path.lstat().st_mode for path in home.iterdir()} == before
+
+
+def test_a_refused_evaluation_leaves_nothing_in_a_folder_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    tests = {"type": "stdin", "cases": [{"input": "", "output": "1"}]}
+    Path("p.jsonl").write_text(json.dumps({"problem_id": "p", "prompt": "Add.", "tests": tests}) + "\n")
+    assert nouscoder("eval", "p.jsonl", "--samples", "nofile.jsonl", "--out", "there").exit_code == 78
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["p.jsonl", "there"]
 
 
 def test_each_option_that_names_a_new_place_is_in_the_table() -> None:
