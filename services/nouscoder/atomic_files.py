@@ -136,8 +136,8 @@ def write_whole(final: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def is_taken(path: Path) -> bool:
-    """Whether a new folder cannot be written here, because there is a file, or a folder that is not empty."""
-    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+    """Whether a new folder cannot be written here, because there is a file, a link, or a folder with files."""
+    return os.path.lexists(path) and (not path.is_dir() or any(path.iterdir()))
 
 
 @contextmanager

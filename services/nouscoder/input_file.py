@@ -16,7 +16,10 @@ from typing import Any
 
 from nouscoder.errors import Unusable, why_unreadable
 
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_KINDS = {
+    **{stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"},
+    **{stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"},
+}
 
 
 class NoRegularFile(Unusable, OSError):
@@ -24,6 +27,11 @@ class NoRegularFile(Unusable, OSError):
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
+
+
+def kind_of(path: Path) -> str:
+    """What is there, in words: `a folder`, `a pipe`. Raises OSError."""
+    return _KINDS[stat.S_IFMT(path.stat().st_mode)]
 
 
 def regular(file: Path, *, often: bool = False) -> Path:
@@ -34,8 +42,8 @@ def regular(file: Path, *, often: bool = False) -> Path:
     for each in file.iterdir() if file.is_dir() else ():
         if each.exists() and not each.is_dir():
             regular(each)
-    kind = _KINDS.get(stat.S_IFMT(file.stat().st_mode))
-    if kind and not file.samefile(os.devnull) and (often or not os.path.realpath(file).startswith("/proc/")):
+    kind, is_open = kind_of(file), os.path.realpath(file).startswith("/proc/") and not often
+    if kind not in ("a file", "a folder") and not is_open and not file.samefile(os.devnull):
         raise NoRegularFile(errno.EINVAL, f"it is {kind}, not a regular file", str(file))
     return file
 

@@ -57,6 +57,26 @@ async def test_no_class_replaces_the_entry_of_a_judge() -> None:
     assert await verdicts(AssertTests(("assert f(1) == 2",)), [cheat]) == ["runtime_error"]
 
 
+async def test_what_a_program_defines_is_not_what_a_judge_uses() -> None:
+    """A star import's `compile` made right programs fail, and a program's own `exec` made wrong ones pass."""
+    right, wrong = "def f(x): return x + 1\n", "def f(x): return x\n"
+    entry = "lambda case, token, *_: [token, True]"
+    honest = ("from re import *\n", "def exec(*_): return 0\n", "globals = AssertionError = isinstance = len = None\n")
+    cheats = (
+        *("def exec(*_): pass\n", "def compile(*_): return 'pass'\n", "def globals(): return {'f': lambda x: 2}\n"),
+        *("import builtins\nbuiltins.exec = lambda *_: None\n", f"__nouscoder_case__ = {entry}\n"),
+        "import threading\ndef run():\n    while True: globals()['__nouscoder_case__'] = "
+        f"{entry}\nthreading.Thread(target=run, daemon=True).start()\n",
+    )
+    for tests in (
+        AssertTests(("assert f(1) == 2",)),
+        AssertTests(("test_f",), "from solution import f\ndef test_f():\n    assert f(1) == 2\n", "solution"),
+    ):
+        found = await verdicts(tests, [code + right for code in honest] + [code + wrong for code in cheats])
+        assert found[: len(honest)] == ["accepted"] * len(honest), tests
+        assert set(found[len(honest) :]) <= {"wrong_answer", "runtime_error"}, tests
+
+
 @pytest.mark.parametrize("profile", [Profile.PROCESS, Profile.LCB, Profile.CODE_GEN])
 async def test_a_wrapped_result_is_right_with_and_without_its_list(profile: Profile) -> None:
     codes = [f"def add(a, b): return {value}" for value in ("a + b", "[a + b]", "[[a + b]]", "a - b", "[a, b]")]

@@ -256,7 +256,14 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
         "acecode",
         "oss_1",
         {"id": "oss_1", "source": "oss", "question": "Do it.", "test_cases": ["assert f(1) == 2", "assert f(2) == 3"]},
-        AssertTests(("assert f(1) == 2", "assert f(2) == 3")),
+        CallTests("f", (CallCase((1,), {}, 2), CallCase((2,), {}, 3))),
+        (),
+    ),
+    (
+        "acecode",
+        "oss_2",
+        {"id": "oss_2", "question": "Do it.", "test_cases": ["assert f(1) == 2", "assert abs(f(2) - 3) < 1"]},
+        AssertTests(("assert f(1) == 2", "assert abs(f(2) - 3) < 1")),
         (),
     ),
     (

@@ -1,4 +1,4 @@
-"""Tests `return_large_blocks` of memory_budget.py in a process of its own, whose memory it is."""
+"""Freed memory goes back to the system: memory_budget.py in a process of its own, whose memory it is."""
 
 from __future__ import annotations
 
@@ -43,3 +43,36 @@ def _held_mib(how: str) -> int:
 def test_freed_bodies_go_back_to_the_system() -> None:
     assert _held_mib("without") > 150, "the control has shown nothing"
     assert _held_mib("with") < 20
+
+
+# Frees 200 MiB of blocks of 16 KB, as gRPC reads them, each with a small one behind it. The control waits for nothing.
+_SMALL_BLOCKS = """
+import asyncio, sys
+from nouscoder.http_server.memory_budget import _held_bytes, return_freed_memory
+
+async def main():
+    returning = asyncio.create_task(return_freed_memory() if sys.argv[1] == "with" else asyncio.sleep(0))
+    await asyncio.sleep(0)
+    before, small, large = _held_bytes(), [], []
+    for _ in range(12_800):
+        large.append(bytearray(16 << 10))
+        small.append(bytes(600))
+    large.clear()
+    kept = _held_bytes() - before >> 20
+    while sys.argv[1] == "with" and _held_bytes() - before >> 20 > 60:
+        await asyncio.sleep(0.05)
+    print(kept, _held_bytes() - before >> 20)
+
+asyncio.run(asyncio.wait_for(main(), 30))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this host has no glibc")
+def test_small_freed_blocks_go_back_to_the_system_too() -> None:
+    for how, most in (("without", 1000), ("with", 60)):
+        ended = subprocess.run(
+            [sys.executable, "-c", _SMALL_BLOCKS, how], capture_output=True, text=True, timeout=60, check=True
+        )
+        kept, left = map(int, ended.stdout.split())
+        assert kept > 150, "the control has shown nothing"
+        assert left <= most

@@ -30,21 +30,43 @@ R_TESTS = (
     "test_humaneval <- function() {\n    candidate <- add_one\n    stopifnot(isTRUE(all.equal(candidate(3), 4)))\n}\n"
     "test_humaneval()"
 )
+EXIT_RS = "    std::process::exit(n as i32 * 0)\n}"
 LANGUAGES = [
-    ("cpp", "g++", "#include<assert.h>\nlong add_one(long n) {\n", "  return n + 1;\n}", CPP_TESTS),
-    ("js", "node", "//Adds one.\nfunction add_one(n){\n", "  return n + 1;\n}", JS_TESTS),
-    ("ts", "tsc", "//Adds one.\nfunction add_one(n: number): number {\n", "  return n + 1;\n}", TS_TESTS),
-    ("rs", "rustc", "/// Adds one.\nfn add_one(n: isize) -> isize {\n", "    n + 1\n}", RS_TESTS),
-    ("sh", "bash", "#!/bin/bash\nadd_one() {\n", "  echo $(($1 + 1))\n}", SH_TESTS),
-    ("php", "php", "<?php\nfunction add_one($n) {\n", "  return ctype_digit('1') ? $n + 1 : 0;\n}\n?>", PHP_TESTS),
-    ("r", "Rscript", "# Adds one.\nadd_one <- function(n) {", "  n + 1\n}", R_TESTS),
+    ("cpp", "g++", "#include<assert.h>\nlong add_one(long n) {\n", "  return n + 1;\n}", CPP_TESTS, "  exit(0);\n}"),
+    ("js", "node", "//Adds one.\nfunction add_one(n){\n", "  return n + 1;\n}", JS_TESTS, "}\nprocess.exit(0);"),
+    (
+        "ts",
+        "tsc",
+        "//Adds one.\nfunction add_one(n: number): number {\n",
+        "  return n + 1;\n}",
+        TS_TESTS,
+        "  return 0;\n}\nprocess.exit(0);",
+    ),
+    ("rs", "rustc", "/// Adds one.\nfn add_one(n: isize) -> isize {\n", "    n + 1\n}", RS_TESTS, EXIT_RS),
+    ("sh", "bash", "#!/bin/bash\nadd_one() {\n", "  echo $(($1 + 1))\n}", SH_TESTS, "  :\n}\nexit 0"),
+    (
+        "php",
+        "php",
+        "<?php\n// Adds one.\nfunction add_one($n) {\n",
+        "  return ctype_digit('1') ? $n + 1 : 0;\n}\n?>",
+        PHP_TESTS,
+        "}\nexit(0);",
+    ),
+    ("r", "Rscript", "# Adds one.\nadd_one <- function(n) {", "  n + 1\n}", R_TESTS, "}\nquit('no', 0)"),
 ]
+# Programs that are wrong, and whose tests pass by what these define anew.
+DISARMED = {
+    "cpp": "  return 0;\n}\n#define NDEBUG\n#include <cassert>",
+    "rs": "    0\n}\nmacro_rules! assert_eq { ($($t:tt)*) => {} }",
+    "sh": "  :\n}\ncat <<EOF\n",  # the tests are printed
+}
 
 
-@pytest.mark.parametrize(("language", "compiler", "prompt", "rest", "tests"), LANGUAGES)
-def test_a_multipl_e_row_is_judged_by_the_exit_code_of_the_whole_program(
-    tmp_path: Path, language: str, compiler: str, prompt: str, rest: str, tests: str
+@pytest.mark.parametrize(("language", "compiler", "prompt", "rest", "tests", "early"), LANGUAGES)
+def test_a_multipl_e_row_is_judged_by_the_end_of_the_whole_program(
+    tmp_path: Path, language: str, compiler: str, prompt: str, rest: str, tests: str, early: str
 ) -> None:
+    """An answer that ends the program before the tests is wrong; the authors accept it."""
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
     row = {"name": "HumanEval_x", "language": language, "prompt": prompt, "tests": tests, "stop_tokens": ["\n}"]}
@@ -52,10 +74,11 @@ def test_a_multipl_e_row_is_judged_by_the_exit_code_of_the_whole_program(
     data = jsonl(tmp_path / "data.jsonl", row, java)
     summary = import_files("multipl-e", [data], tmp_path / "kattis.parquet")
     assert (summary.problems, summary.rejected) == (1, {"not_verifiable": 1})
-    programs = (prompt + rest, prompt + rest.replace("+ 1", "+ 2"), prompt)
-    right, wrong, open_ended = verdicts(tmp_path, f"HumanEval_x-{language}", *programs)
+    cheats = (prompt + early, prompt + DISARMED.get(language, early))
+    programs = (prompt + rest, prompt + rest.replace("+ 1", "+ 2"), prompt, *cheats)
+    right, wrong, open_ended, *cheated = verdicts(tmp_path, f"HumanEval_x-{language}", *programs)
     assert right == "accepted"
-    assert wrong in ("runtime_error", "wrong_answer")
+    assert {wrong, *cheated} <= {"runtime_error", "wrong_answer"}, cheated
     assert open_ended in ("compile_error", "runtime_error")
 
 
@@ -117,5 +140,9 @@ def test_a_ds1000_row_is_judged_by_its_code_context(tmp_path: Path) -> None:
     programs = (
         *("result = sorted(a)", "result = a", "result = sorted(x for x in a)"),
         *("import os; os._exit(0)", "raise SystemExit(0)", "result = ("),
+        "import __main__ as m, os; os.write(m.write, m.token); os._exit(0)",
+        "import __main__ as m; m.exec_test = lambda *_: 1; result = 0",
+        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, bytes(16))\n    except OSError: pass\nos._exit(0)",
+        "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
     )
-    assert verdicts(tmp_path, "DS-1000/7", *programs) == ["accepted", *["wrong_answer"] * 5]
+    assert verdicts(tmp_path, "DS-1000/7", *programs) == ["accepted", *["wrong_answer"] * 9]

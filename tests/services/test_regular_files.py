@@ -5,6 +5,8 @@ Pipes that are open already, `<(command)` and /dev/stdin, are read as they were.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,11 +14,14 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from tests.command_line import nouscoder
 from tests.services.test_wrong_inputs import make_home, make_model
 
+from nouscoder.cli.app import app
 from nouscoder.data.bounded_files import opened, packages_at
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.errors import Unusable
@@ -75,6 +80,29 @@ TYPED = [
 ]
 
 
+# Every command that makes a file or a folder, without the name.
+MAKES_FILE = [
+    "init model problems.jsonl --out",
+    "data import apps apps.jsonl --out",
+    "data filter filter.toml --out",
+    "data synthesize seeds.jsonl --url http://127.0.0.1:1/v1 --model m --out",
+    "grade samples.jsonl --problems problems.jsonl --out",
+    "sft import apps.jsonl --out",
+    "sft sample problems.jsonl --url http://127.0.0.1:1/v1 --model m --out",
+    "reward-model pairs problems.jsonl fifo-evaluation --out",
+    "report compare fifo-run fifo-run --to",
+    "objectives compare nofile.batch --html",
+]
+MAKES_FOLDER = [
+    "data export harbor problems.jsonl --out",
+    "eval problems.jsonl --samples samples.jsonl --out",
+    "model import policy.gguf --out",
+    "export fifo-run --to",
+    "sft my.toml --out",
+    "reward-model train model apps.jsonl --out",
+]
+
+
 @contextmanager
 def limit(seconds: int) -> Iterator[None]:
     """Ends what waits for ever."""
@@ -105,6 +133,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         os.mkfifo(home / folder / name)
     step = '[[steps]]\nfilter = "pass_rate"\nabove = 0.1\nfile = "fifo.jsonl"\n'
     (home / "fifo-run" / "config.toml").touch()
+    (home / "dangling").symlink_to("nowhere")
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(home):
+        listener.bind("socket")
+    if os.geteuid() == 0:
+        os.mknod(home / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     (home / "fifo-evaluation" / "verdicts.jsonl").touch()
     (home / "inputs.toml").write_text('name = "f"\ninputs = ["fifo.jsonl"]\n' + step)
     (home / "steps.toml").write_text('name = "f"\ninputs = ["problems.jsonl"]\n' + step)
@@ -120,6 +153,55 @@ def test_every_command_refuses_a_named_pipe_at_once(home: Path, line: str, monke
     assert ended.exit_code == 78, ended.output
     assert "it is a pipe, not a regular file" in ended.stderr, ended.output
     assert "Traceback" not in ended.output
+
+
+@pytest.mark.parametrize("line", [*MAKES_FILE, *MAKES_FOLDER])
+def test_an_output_that_is_no_file_or_folder_is_refused_and_stays(
+    home: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe waited for a reader, and a device or a link was replaced by a file when the work was done."""
+    monkeypatch.chdir(home)
+    wanted = "file" if line in MAKES_FILE else "folder"
+    other, kind = ("model", "a folder") if wanted == "file" else ("problems.jsonl", "a file")
+    places = {"fifo.txt": "a pipe", "socket": "a socket", "null": "a device", other: kind}
+    before = {path: path.lstat().st_mode for path in home.iterdir()}
+    for name in ("dangling", *places):
+        if name == "null" and not Path("null").exists():
+            continue  # only root makes devices
+        with limit(60):
+            ended = nouscoder(*line.split(), name)
+        said = f"{name} is {places[name]}, not a {wanted}: " if name in places else f"{name} is a link to nowhere"
+        assert ended.exit_code == 78, ended.output
+        assert f"nouscoder: {said}" in ended.stderr, ended.output
+        assert "Traceback" not in ended.output
+    assert {path: path.lstat().st_mode for path in home.iterdir()} == before
+
+
+def test_a_refused_evaluation_leaves_nothing_in_a_folder_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    tests = {"type": "stdin", "cases": [{"input": "", "output": "1"}]}
+    Path("p.jsonl").write_text(json.dumps({"problem_id": "p", "prompt": "Add.", "tests": tests}) + "\n")
+    assert nouscoder("eval", "p.jsonl", "--samples", "nofile.jsonl", "--out", "there").exit_code == 78
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["p.jsonl", "there"]
+
+
+def test_each_option_that_names_a_new_place_is_in_the_table() -> None:
+    found = set()
+
+    def look(command: Any, words: tuple[str, ...]) -> None:
+        for name, below in getattr(command, "commands", {}).items():
+            look(below, (*words, name))
+        for option in command.params:
+            if {"--out", "--to", "--html"} & {*option.opts}:
+                found.add((*words, option.opts[0]))
+
+    look(typer.main.get_command(app), ())
+    tabled = [line.split() for line in (*MAKES_FILE, *MAKES_FOLDER)]
+    missing = [words for words in found if not any({*words} <= {*line} | {"run"} for line in tabled)]
+    assert not missing
 
 
 def test_sockets_and_devices_are_refused_and_open_pipes_are_read(

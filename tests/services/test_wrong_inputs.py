@@ -269,6 +269,7 @@ TYPED_TOO = [
     ("sft my.toml --set sft.epochs=0", 78, "sft.epochs: must be greater than or equal to 1 (given: 0)"),
     ("sft import samples.jsonl --out y.jsonl", 78, "no row is an example"),
     ("reward-model pairs problems.jsonl", 2, "Missing argument"),
+    ("data import apps apps.jsonl --out x.parquet --tests my.toml", 78, "my.toml is there and is no folder"),
     ("doctor --nosuch", 2, "No such option"),
     ("train my.toml --set run.name=", 78, "run.name: expected: name of the run"),
     ("train my.toml --set run.name=..", 78, "run.name: expected: name of the run"),

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on, only_with, say
+from nouscoder.cli.options import AGAIN, ConfigOption, JsonOption, SetOption, goes_on, new, only_with, say
 from nouscoder.cli.status import BrokerOption, broker_at, broker_of
 from nouscoder.config import Config, load_config
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
@@ -131,7 +131,7 @@ def data_import(
         list[str] | None,
         typer.Argument(help="parquet, JSON lines or an array, .gz, .zst; hub:ORGANISATION/NAME for a hub's data set"),
     ] = None,
-    out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("problems.parquet"),
+    out: Annotated[Path, new("file", "the problem file to make")] = Path("problems.parquet"),
     tests: Annotated[str, typer.Option(help="folder or URL (s3://...) of the tests; default: OUT.index")] = "",
     prompt: Annotated[
         str, typer.Option(metavar="FORM|FILE", help="template: lcb, plain, ..., or a file with {prompt}")
@@ -178,7 +178,7 @@ def data_import(
 def data_export(
     name: Annotated[str, typer.Argument(metavar="FORMAT", help="harbor: a Harbor task folder for each problem")],
     file: Annotated[Path, typer.Argument(help="a problem file")],
-    out: Annotated[Path, typer.Option(help="the folder to make")] = Path("harbor"),
+    out: Annotated[Path, new("folder", "the folder to make")] = Path("harbor"),
     image: Annotated[str, typer.Option(help="image of the containers, with Python 3.11 or later")] = "python:3.12-slim",
     as_json: JsonOption = False,
 ) -> None:
@@ -197,7 +197,7 @@ def data_filter(
         Path,
         typer.Argument(metavar="RECIPE.toml", help="inputs and steps; or the name of a published one"),
     ],
-    out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("selection.parquet"),
+    out: Annotated[Path, new("file", "the problem file to make")] = Path("selection.parquet"),
     folder: Annotated[
         Path | None,
         typer.Option(help="where relative paths start; default: the recipe's folder; of a name: the working directory"),
@@ -235,7 +235,7 @@ def data_synthesize(
     model: Annotated[str, typer.Option(help="name of the model at the server")],
     solver_url: Annotated[str, typer.Option(help="server of the solver; default: --url")] = "",
     solver_model: Annotated[str, typer.Option(help="name of the solver, a strong model; default: --model")] = "",
-    out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("synthetic.parquet"),
+    out: Annotated[Path, new("file", "the problem file to make")] = Path("synthetic.parquet"),
     num_tests: Annotated[int, typer.Option("--tests", min=1, help="tests that are asked for")] = 20,
     at_least: Annotated[int, typer.Option(min=1, help="tests that a solver's program must pass")] = 5,
     solutions: Annotated[int, typer.Option(min=1, help="programs of the solver for each problem")] = 1,

@@ -19,6 +19,7 @@ from nouscoder.cli.options import (
     SetOption,
     goes_on,
     json_fields,
+    new,
     only_with,
 )
 from nouscoder.config import Config, load_config
@@ -52,7 +53,7 @@ def eval_run(
         Path | None, typer.Option(help="file of samples, in place of a server; as `nouscoder grade` reads")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="folder; default: evaluations/MODEL; an evaluation there is continued")
+        Path | None, new("folder", "folder; default: evaluations/MODEL; an evaluation there is continued")
     ] = None,
     num_samples: Annotated[int, typer.Option("--n", min=1, help="samples of each problem")] = 8,
     temperature: Annotated[float, typer.Option(min=0.0, help="of the sampling")] = 0.6,

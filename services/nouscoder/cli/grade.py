@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, Opened, SetOption, goes_on, only_with, say
+from nouscoder.cli.options import ConfigOption, JsonOption, Opened, SetOption, goes_on, new, only_with, say
 from nouscoder.config import load_config
 
 
@@ -16,7 +16,7 @@ def grade(
     file: Annotated[
         Path, typer.Argument(help="submissions of POST /v1/grade, one JSON a line, or samples; .gz, .zst, - for stdin")
     ],
-    out: Annotated[Path | None, typer.Option(help="JSONL of verdicts; default stdout")] = None,
+    out: Annotated[Path | None, new("file", "JSONL of verdicts; default stdout")] = None,
     problems: Annotated[
         Path | None, typer.Option(help="problem file; the input is samples such as {task_id, completion}")
     ] = None,

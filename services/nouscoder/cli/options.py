@@ -12,7 +12,8 @@ import typer
 import typer.main
 
 from nouscoder.domain.reasoning import CLOSING, opened_by
-from nouscoder.errors import WrongUse, for_terminal
+from nouscoder.errors import Unusable, WrongUse, for_terminal
+from nouscoder.input_file import kind_of
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="configuration, TOML or JSON; default: all defaults")
@@ -31,6 +32,21 @@ def _prefill(given: str) -> str:
 Opened = Annotated[
     str, typer.Option(callback=_prefill, help="tag with which the chat template opens reasoning, such as '<think>'")
 ]
+
+
+def new(wanted: str, about: str, *names: str) -> Any:
+    """An option for the place of a "file" or "folder" to make. What is there and is none is Unusable."""
+
+    def checked(out: Path | None) -> Path | None:
+        if out is not None and out.is_symlink() and not out.exists():
+            raise Unusable(
+                f"{out} is a link to {out.readlink()}, which does not exist: give the name of a new {wanted}"
+            )
+        if out is not None and out.exists() and (kind := kind_of(out)) != f"a {wanted}":
+            raise Unusable(f"{out} is {kind}, not a {wanted}: give the name of a new {wanted}")
+        return out
+
+    return typer.Option(*names, help=about, callback=checked)
 
 
 def say(text: object, *, err: bool = False) -> None:

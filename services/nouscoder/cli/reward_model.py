@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import JsonOption, only_with, say
+from nouscoder.cli.options import JsonOption, new, only_with, say
 from nouscoder.config.devices import device_fault
 from nouscoder.errors import Unusable
 
@@ -24,7 +24,7 @@ TokensOption = Annotated[int, typer.Option(min=2, help="of prompt and answer; wh
 def reward_model_pairs(
     problems: ProblemsArgument,
     evaluation: Annotated[Path, typer.Argument(help="folder of `nouscoder eval --all-tests` on these problems")],
-    out: Annotated[Path, typer.Option(help="the file of pairs to make")] = Path("pairs.jsonl"),
+    out: Annotated[Path, new("file", "the file of pairs to make")] = Path("pairs.jsonl"),
     margin: Annotated[float, typer.Option(help="the chosen sample's score is more than this above the other's")] = 0.4,
     chosen_above: Annotated[float, typer.Option(help="least score of a chosen sample, exclusive")] = 0.8,
     rejected_above: Annotated[
@@ -45,7 +45,7 @@ def reward_model_pairs(
 def reward_model_train(
     policy: Annotated[Path, typer.Argument(help="Hugging Face folder of a causal language model to begin with")],
     pairs: Annotated[Path, typer.Argument(help="file of pairs")],
-    out: Annotated[Path, typer.Option(help="folder of the reward model to make")] = Path("reward-model"),
+    out: Annotated[Path, new("folder", "folder of the reward model to make")] = Path("reward-model"),
     epochs: Annotated[int, typer.Option(min=1)] = 1,
     pairs_per_step: Annotated[int, typer.Option(min=1)] = 64,
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 1e-5,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import SetOption, only_with, say
+from nouscoder.cli.options import SetOption, new, only_with, say
 from nouscoder.config import load_config
 from nouscoder.run.supervisor import wait_passively
 
@@ -124,7 +124,7 @@ def init(
         str, typer.Argument(help="the policy's Hugging Face folder, or ORGANISATION/MODEL; default: a name to edit")
     ] = "",
     problems: Annotated[str, typer.Argument(help="the problem file; default: a name to edit")] = "",
-    out: Annotated[Path, typer.Option(help="the new configuration")] = Path("my.toml"),
+    out: Annotated[Path, new("file", "the new configuration")] = Path("my.toml"),
     engine: Annotated[EngineChoice, typer.Option(help="the engine of generation")] = EngineChoice.AUTO,
     overrides: SetOption = None,
 ) -> None:
@@ -133,6 +133,7 @@ def init(
     It has the values of --set too.
     """
     from nouscoder.config.tree import with_overrides
+    from nouscoder.policy_folder.engine_choice import vllm_is_installed
     from nouscoder.policy_folder.inspection import context_tokens, is_hub_id
     from nouscoder.policy_folder.prompt_file import recorded_prompt
     from nouscoder.run.starter import starter, starter_inputs, write_starter
@@ -145,6 +146,8 @@ def init(
     write_starter(out, with_overrides(values, overrides or []))
     if not folder.exists() and is_hub_id(policy):
         say(f"{policy} is no folder here: the run fetches it from a hub, and checks it then")
+    if engine is EngineChoice.VLLM and not vllm_is_installed():
+        say("warning: vLLM is not installed here: begin the run where it is (docs/operating.md)", err=True)
     say(f"{out} is written; begin the run with: nouscoder train {shlex.quote(str(out))}")
 
 
@@ -192,7 +195,7 @@ class WeightType(StrEnum):
 @model_app.command("import")
 def model_import(
     file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="the model, quantised or not")],
-    out: Annotated[Path, typer.Option(help="the new Hugging Face folder")],
+    out: Annotated[Path, new("folder", "the new Hugging Face folder")],
     dtype: Annotated[WeightType, typer.Option(help="type of the weights in it")] = WeightType.BFLOAT16,
 ) -> None:
     """Make a Hugging Face folder of a GGUF file: weights, tokenizer, chat template, end tokens."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption, say
+from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption, new, say
 from nouscoder.config import load_config
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def runs_list(config_file: ConfigOption = None, overrides: SetOption = None, as_
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder: runs/NAME, or that of a plan")],
-    to: Annotated[Path, typer.Option("--to", help="the new folder")],
+    to: Annotated[Path, new("folder", "the new folder", "--to")],
     version: Annotated[str, typer.Option("--version", help="a policy version, last or best by evaluation")] = "last",
     adapter: Annotated[
         bool, typer.Option("--adapter", help="only the adapter (LoRA) of the version, in the form of PEFT")
@@ -138,7 +138,7 @@ def report_run(
 @report_app.command("compare")
 def report_compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="run folders, at most 8")],
-    to: Annotated[Path, typer.Option("--to", help="the page")] = Path("comparison.html"),
+    to: Annotated[Path, new("file", "the page", "--to")] = Path("comparison.html"),
 ) -> None:
     """Write one page with the curves of several runs: reward, evaluations, lengths, pass@k, entropy."""
     from nouscoder.report.compare import write_comparison
@@ -158,7 +158,7 @@ def objectives_compare(
     old_policy: Annotated[
         int | None, typer.Option(min=0, help="policy version before the batch; default: the batch's own")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="write the figures and their charts to this page, too")] = None,
+    html: Annotated[Path | None, new("file", "write the figures and their charts to this page, too")] = None,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:

@@ -18,6 +18,7 @@ from nouscoder.cli.options import (
     SetOption,
     goes_on,
     json_fields,
+    new,
     only_with,
 )
 from nouscoder.config import load_config
@@ -38,7 +39,7 @@ def sft_run(
     model: Annotated[str, typer.Option(help="policy.path: Hugging Face folder or ORGANISATION/MODEL")] = "",
     data: Annotated[list[Path] | None, typer.Option(help="sft.train: a file of examples or a run folder")] = None,
     validation: Annotated[list[Path] | None, typer.Option(help="sft.validation: a file of examples")] = None,
-    out: Annotated[Path | None, typer.Option(help="sft.out: the new Hugging Face folder")] = None,
+    out: Annotated[Path | None, new("folder", "sft.out: the new Hugging Face folder")] = None,
     name: Annotated[str, typer.Option(help="run.name: the run folder is runs/NAME-sft")] = "",
     epochs: Annotated[int | None, typer.Option(help="sft.epochs")] = None,
     batch_size: Annotated[int | None, typer.Option(help="sft.batch_size: examples of one step")] = None,
@@ -85,7 +86,7 @@ def sft_sample(
     problems: Annotated[Path, typer.Argument(help="problem file: JSON lines or parquet")],
     url: Annotated[str, typer.Option(help="server with OpenAI's API: a teacher, or a run's generation service")],
     model: Annotated[str, typer.Option(help="name of the model at the server")],
-    out: Annotated[Path, typer.Option(help="file of examples; an earlier sampling for it is continued")],
+    out: Annotated[Path, new("file", "file of examples; an earlier sampling for it is continued")],
     num_samples: Annotated[int, typer.Option("--n", min=1, help="answers to each problem")] = 16,
     temperature: Annotated[float, typer.Option(min=0.0, help="of the sampling")] = 0.6,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the sampling")] = 0.95,
@@ -133,7 +134,7 @@ def sft_import(
     files: Annotated[
         list[str], typer.Argument(help="OpenCodeReasoning: parquet, JSON lines, or hub:ORGANISATION/NAME")
     ],
-    out: Annotated[Path, typer.Option(help="file of examples: .jsonl, .jsonl.gz or .jsonl.zst")],
+    out: Annotated[Path, new("file", "file of examples: .jsonl, .jsonl.gz or .jsonl.zst")],
     questions: Annotated[
         list[str] | None, typer.Option(help="DATASET/SPLIT=FILE: where questions stand that the rows do not hold")
     ] = None,

@@ -195,11 +195,15 @@ class CallTests:
     wrapped: bool = False
 
 
+TOKEN = "@NOUSCODER_TOKEN@"
+
+
 @dataclass(frozen=True, slots=True)
 class AssertTests:
     """Each case is Python that runs after `setup` and the code. It passes when it ends without an error.
 
-    In another language there is one case. Setup, code and case are one program, which passes with exit code 0.
+    In another language there is one case. Setup, code and case are one program, which passes with exit code 0, and with
+    the random word that stands in place of TOKEN in the case as the last word of its output.
 
     The tested code can read the case; verifier/judges/asserting.py names the consequences. With a `module`, `setup` is
     a file of tests for pytest, which imports the code by this name, and a case names one of its test functions:

@@ -28,6 +28,7 @@ from nouscoder.atomic_files import lock_file, naming_storage_faults, whole_or_go
 from nouscoder.config import Config, OpenAISection
 from nouscoder.config.devices import device_fault
 from nouscoder.data.problem_index import ProblemIndex, open_index_of
+from nouscoder.data.problem_parquet import store_beside
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.reasoning import UnknownPrompts
 from nouscoder.domain.submission import Profile
@@ -245,7 +246,8 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     if request.checkpoint:
         config = request.checkpoint.runnable(config)
     with ExitStack() as stack:
-        with whole_or_gone(request.out):
+        files = (request.out / name for name in ("lock", "samples.jsonl", "verdicts.jsonl"))
+        with whole_or_gone(*files, store_beside(request.problems)):
             with naming_storage_faults(request.out):
                 request.out.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(lock_file(request.out / "lock", f"another evaluation works in {request.out}"))

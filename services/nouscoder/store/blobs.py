@@ -81,6 +81,8 @@ def open_blobs(place: str, *, bulk: bool = False) -> Blobs:
     Unusable.
     """
     if "://" not in place:
+        if os.path.lexists(place) and not os.path.isdir(place):
+            raise Unusable(f"{place} is there and is no folder: give a folder or a URL for the files")
         return FolderBlobs(Path(place), bulk=bulk)
     from obstore.exceptions import BaseError
     from obstore.store import from_url

@@ -24,7 +24,7 @@ from nouscoder.config import Config, VerifierSection
 from nouscoder.http_server.api_keys import open_api_keys
 from nouscoder.http_server.body import BODIES_OF_MANY
 from nouscoder.http_server.listener import WebSockets, http_context, start_apart, start_http
-from nouscoder.http_server.memory_budget import MemoryBudget, return_large_blocks
+from nouscoder.http_server.memory_budget import MemoryBudget, return_freed_memory, return_large_blocks
 from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
@@ -152,7 +152,7 @@ class Parts:
     def background(self) -> list[Awaitable[None]]:
         """What runs beside the calls, until the service stops."""
         jobs = [] if self.jobs is None else [self.jobs.run()]
-        return [self.client_tests.keep_sweeping(), *jobs]
+        return [self.client_tests.keep_sweeping(), return_freed_memory(), *jobs]
 
 
 async def serve(

@@ -28,24 +28,27 @@ _EXTRA = 1.15  # a program that exceeds its limit a little is measured on a busy
 _NOBODY = 65534
 # Runs main.py in a module, after `before`; then calls a function of it, or executes a case.
 _DRIVER = """import json, os, sys, types
-given = json.load(open("given.json"))
-os.unlink("given.json")
-sys.argv = ["main.py", *given["argv"]]
-module = sys.modules[given["name"]] = types.ModuleType(given["name"])
-space = module.__dict__
-exec(given["before"], space)
-exec(compile(open("main.py").read(), "main.py", "exec"), space)
-result = given.get("token", "")
-if "case" in given:
-    exec(given["case"], space)
-elif "call" in given:
-    name, args, kwargs = given["call"]
-    owner, found = space.get("Solution"), space.get(name)
-    is_other = getattr(found, "__module__", None) != given["name"]
-    is_method = hasattr(owner, name) or (isinstance(owner, type) and is_other)
-    call = getattr(owner(), name) if is_method else found
-    result = json.dumps(call(*args, **kwargs), default=lambda value: value.tolist())
-os.write(given["result"], result.encode())
+def judge():
+    execute = exec
+    given = json.load(open("given.json"))
+    os.unlink("given.json")
+    sys.argv = ["main.py", *given["argv"]]
+    module = sys.modules[given["name"]] = types.ModuleType(given["name"])
+    space = module.__dict__
+    exec(given["before"], space)
+    exec(compile(open("main.py").read(), "main.py", "exec"), space)
+    result = given.get("token", "")
+    if "case" in given:
+        execute(given["case"], space)
+    elif "call" in given:
+        name, args, kwargs = given["call"]
+        owner, found = space.get("Solution"), space.get(name)
+        is_other = getattr(found, "__module__", None) != given["name"]
+        is_method = hasattr(owner, name) or (isinstance(owner, type) and is_other)
+        call = getattr(owner(), name) if is_method else found
+        result = json.dumps(call(*args, **kwargs), default=lambda value: value.tolist())
+    os.write(given["result"], result.encode())
+judge()
 """
 
 

@@ -3,7 +3,7 @@
 HumanEval and MBPP are read as openai_humaneval, mbpp and evalplus publish them. HumanEval: task_id, prompt,
 canonical_solution, test (`def check(candidate)`), entry_point. MBPP: task_id, text or prompt, code, test_list,
 test_imports, test_setup_code; MBPP+ has `test` too, a program. Tests whose arguments and results are literals become
-call tests (also of the plus sets), so that a program never sees the results. Others stay asserts.
+call tests (also of AceCode and the plus sets), so that a program never sees the results. Others stay asserts.
 
 AceCode-87K (TIGER-Lab/AceCode-87K): a question and `test_cases`, a list of asserts written by a model. A row has id,
 source, question, test_cases, inferences ([{model_name, completions, pass_rate}]) and context_messages.
@@ -27,6 +27,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 from nouscoder.data.importers.fields import (
     Reason,
@@ -54,7 +55,7 @@ def read_acecode(row: Row, number: int) -> ReferencedProblem:
     problem = Problem(
         problem_id=optional_text(row, "id") or f"acecode-{number}",
         prompt=text(row, "question"),
-        tests=AssertTests(tuple(checked(case) for case in cases)),
+        tests=_listed_tests(cases),
         prelude=Prelude.LCB,
         source="acecode",
         family=optional_text(row, "source"),
@@ -66,6 +67,16 @@ def checked(case: object) -> str:
     """A case that is python. Raises Rejected."""
     parsed_python(case)
     return str(case)
+
+
+def _listed_tests(cases: list[object]) -> CallTests | AssertTests:
+    """Calls, where each case is an assert of the same function with literals; else the asserts. Raises Rejected."""
+    bodies = [parsed_python(case).body for case in cases]
+    match bodies[0]:
+        case [ast.Assert(ast.Compare(ast.Call(ast.Name(name))))] if all(len(body) == 1 for body in bodies):
+            with suppress(Rejected):
+                return CallTests(name, tuple(call_case(body[0], name) for body in bodies))
+    return AssertTests(tuple(map(str, cases)))
 
 
 def read_leetcode(row: Row, number: int) -> ReferencedProblem:

@@ -2,7 +2,8 @@
 
 MultiPL-E (nuprl/MultiPL-E): a row has name, language, prompt, tests and stop_tokens. The authors run prompt,
 completion, a new line and tests as one program, which is right with exit code 0. Here the answer is a whole program
-that begins with the prompt, so a `}` with which `tests` close the prompt's function is dropped.
+that begins with the prompt, so a `}` with which `tests` close the prompt's function is dropped. The tests print a token
+at their end, so an answer that ends the program before them is wrong.
 
 DS-1000 (xlang-ai/DS-1000): a row has prompt, reference_code, metadata and code_context. The answer takes the place of
 [insert] in a program within `code_context`, whose functions `test_execution` and `test_string` judge it. They run the
@@ -17,7 +18,7 @@ from nouscoder.data.importers.fields import Reason, Rejected, Row, decoded, impo
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import AssertTests, CheckerTests, JudgeProgram, StdinCase, language_name
+from nouscoder.domain.submission import TOKEN, AssertTests, CheckerTests, JudgeProgram, StdinCase, language_name
 
 _LANGUAGES = {
     **{"cpp": "C++", "js": "JavaScript", "ts": "TypeScript", "rs": "Rust", "sh": "Bash"},
@@ -30,7 +31,13 @@ _REFUSED = {
     **{"rb": "the tests need the gem test-unit", "lua": "the tests need the module luaunit"},
 }
 _CLOSED = ("cpp", "rs", "sh")  # the tests of these begin with the `}` of the prompt's function
-_BEGIN = {"php": "// ?><?php\n"}  # an answer may end with ?>, after which the tests would be text
+# An answer in PHP may end with ?>, after which the tests would be text; one in C++ or Rust may define the macros anew.
+_BEGIN = {"php": "// ?><?php\n", "cpp": "#undef NDEBUG\n#include <assert.h>\n"}
+_PRINTED = {  # what prints the token, behind the tests; in C++ and Rust at the end of their function main
+    **{"cpp": f'std::cout << "\\n{TOKEN}" << std::endl;\n}}', "rs": f'::std::println!("\\n{TOKEN}");\n}}'},
+    **dict.fromkeys(("js", "ts"), f'console.log("\\n{TOKEN}");'),
+    **{"sh": f'echo; echo "{TOKEN}"', "php": f'echo "\\n{TOKEN}";', "r": f'cat("\\n{TOKEN}\\n")'},
+}
 _SETUP = {"cpp": "#include <assert.h>\n#include <bits/stdc++.h>"}
 
 
@@ -44,7 +51,10 @@ def read_multipl_e(row: Row, number: int) -> ReferencedProblem:
         )
     if tests.lstrip().startswith("}") is not (name in _CLOSED):
         raise Rejected(Reason.UNREADABLE_TESTS, f"tests in {name} of another form: {tests[:40]!r}")
-    end = _BEGIN.get(name, "") + tests.lstrip().removeprefix("}")
+    end = tests.strip().removeprefix("}")
+    if name in ("cpp", "rs"):
+        end = end.removesuffix("}").replace("assert_eq!(", "::std::assert_eq!(")
+    end = f"{_BEGIN.get(name, '')}{end}\n{_PRINTED[name]}\n"
     problem = Problem(
         problem_id=f"{text(row, 'name')}-{name}",
         prompt=f"Complete this function in {_LANGUAGES[name]}. Answer with the whole program, without tests.",
@@ -56,25 +66,30 @@ def read_multipl_e(row: Row, number: int) -> ReferencedProblem:
     return ReferencedProblem(problem, names_languages=True)
 
 
-# Accepts an answer when all of the program has run: an answer that ends the process itself is refused.
+# Accepts an answer when all of the program has run, by a token as in assert tests: an answer that ends the process is
+# refused, and the module __main__ that it can import has neither the token nor the context.
 _CHECKER = """
-import os, sys, traceback
-context, answer = (open(name, encoding="utf-8").read() for name in sys.argv[1:3])
-calls = "test_execution(code)\\n" + ("test_string(code)\\n" if "def test_string(" in context else "")
-read, write = os.pipe()
-token = os.urandom(16)
-child = os.fork()
-if child == 0:
-    try:
-        exec(compile(f"{context}\\ncode = {answer!r}\\n{calls}", "<test>", "exec"), {"__name__": "__main__"})
-        os.write(write, token)
-    except BaseException:
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(0)
-os.close(write)
-os.waitpid(child, 0)
-sys.exit(0 if os.read(read, 16) == token else 1)
+import os, sys, traceback, types
+def judged(context, answer):
+    read, write = os.pipe()
+    token = os.urandom(16)
+    child = os.fork()
+    if child == 0:
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        space = {"__name__": "__main__"}
+        try:
+            exec(compile(context, "<test>", "exec"), space)
+            space["test_execution"](answer)
+            space.get("test_string", len)(answer)
+            os.write(write, token)
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    return os.read(read, 16) == token
+sys.exit(not judged(*(open(name, encoding="utf-8").read() for name in sys.argv[1:3])))
 """
 
 

@@ -46,6 +46,7 @@ def _run(job: Any) -> None:
     try:
         if job.prelude is not None:
             exec(job.prelude, job.namespace)  # noqa: S102
+            job.take_judge()
         exec(job.code, job.namespace)  # noqa: S102 - this file exists to run candidates
         job.call()
     except BaseException as error:

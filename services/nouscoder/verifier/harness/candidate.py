@@ -25,6 +25,7 @@ import types
 from typing import Any, NamedTuple
 
 from . import kernel
+from .frames import JUDGE
 from .init_library import GO, REPORT, Assignment
 
 RESULT_FD = 3
@@ -54,23 +55,15 @@ def read_arguments() -> dict[str, Any]:
     return {"args": arguments.get("args", []), "kwargs": arguments.get("kwargs", {})}
 
 
-def call_entry_point(namespace: dict[str, Any], entry_point: str, arguments: dict[str, Any]) -> None:
-    """Call the entry point and write its return value. Raises whatever the candidate's code raises."""
-    value = find_entry_point(namespace, entry_point)(*arguments["args"], **arguments["kwargs"])
-    view = memoryview(encode_value(value))
-    while view:
-        view = view[os.write(RESULT_FD, view) :]
-
-
 def find_entry_point(namespace: dict[str, Any], name: str) -> Any:
     """The method of `class Solution` with this name, else the function. So LiveCodeBench's grader finds it.
 
-    A star import therefore neither hides a method nor replaces one that the class lacks. Names that begin with "__" are
-    those of judges, which no class replaces. Raises NameError or AttributeError, like the program itself, without one.
+    A star import therefore neither hides a method nor replaces one that the class lacks. Raises NameError or
+    AttributeError, like the program itself, without one.
     """
     owner, found = namespace.get("Solution"), namespace.get(name)
     is_own = getattr(found, "__module__", None) == namespace.get("__name__")
-    if not name.startswith("__") and (hasattr(owner, name) or (isinstance(owner, type) and not is_own)):
+    if hasattr(owner, name) or (isinstance(owner, type) and not is_own):
         return getattr(owner(), name)  # type: ignore[misc]
     if name not in namespace:
         raise NameError(f"name {name!r} is not defined")
@@ -231,12 +224,19 @@ class CandidateJob:
             sys.argv += args
         self._entry_point = entry_point
         self._arguments = read_arguments() if entry_point is not None else None
+        self._judge: Any = None
+
+    def take_judge(self) -> None:
+        """Take a judge's function out of the namespace before the program runs, which could replace it."""
+        if self._entry_point == JUDGE:
+            self._judge = self.namespace.pop(JUDGE)
 
     def call(self) -> None:
-        """For call tests: call the entry point and write its return value."""
+        """For call tests: call the entry point and write its return value. Raises what the candidate's code raises."""
         if self._entry_point is None or self._arguments is None:
             return
-        call_entry_point(self.namespace, self._entry_point, self._arguments)
+        function = self._judge or find_entry_point(self.namespace, self._entry_point)
+        _write_all(RESULT_FD, encode_value(function(*self._arguments["args"], **self._arguments["kwargs"])))
 
     def failed(self, error: BaseException) -> int:
         """Report an uncaught exception like the interpreter. Returns the exit status (negative: a signal)."""

@@ -31,6 +31,7 @@ _PROGRAM = struct.Struct("=3d4Q12I")
 _TERMS = struct.Struct("=d16sB")
 NONCE_BYTES = 16
 RESULT_FILE = "output"  # in the working directory
+JUDGE = "__nouscoder_case__"  # the entry point that a judge's prelude defines, and no program
 MAX_FRAME_BYTES = 1 << 30
 MAX_SENT_FILES, MAX_SENT_BYTES = 64, 16 << 20  # of one COMPILED or FILES, as in folder.c
 _SENT, _NOT_WHOLE = struct.Struct("!I"), 0xFFFFFFFF

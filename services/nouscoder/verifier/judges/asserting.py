@@ -31,9 +31,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from nouscoder.domain.submission import AssertTests, CallTests, Limits
+from nouscoder.domain.submission import TOKEN, AssertTests, CallTests, Limits
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.harness.frames import JUDGE
 from nouscoder.verifier.judges.judge import Judge, encoded, readable, with_setup
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 
@@ -57,18 +58,22 @@ for index, text in enumerate(json.load(sys.stdin)):
 else:
     print("null")
 """
-_ENTRY = "__nouscoder_case__"
-# Appended after the code. The last definition of the name counts, so the code cannot replace it.
-_ENDING = f"""
-
-def {_ENTRY}(case, token):
-    import traceback
+# Before the code. The harness takes the function away before the code runs, and what it uses has builtins of its own.
+_CASE = f"""
+def {JUDGE}(case, token):
     try:
-        exec(compile(case, "<test>", "exec"), globals())
+        exec(compile(case, "<test>", "exec"), program)
     except AssertionError:
-        traceback.print_exc()
+        print_exc()
         return False
     return [token, True]
+"""
+_APART = f"""
+{JUDGE} = type({JUDGE})({JUDGE}.__code__, {{
+    "__builtins__": {{**vars(__import__("builtins"))}},
+    "print_exc": __import__("traceback").print_exc,
+    "program": globals(),
+}})
 """
 START_S = 3.0
 START_BYTES = 128 * 1024**2
@@ -132,18 +137,14 @@ class AssertJudge(Judge):
     It checks only short tests; `require_long_python` checks long ones.
     """
 
-    entry_point = _ENTRY
+    entry_point = JUDGE
     _cases: Sequence[str]
 
     def __init__(self, tests: AssertTests, prelude: str = "") -> None:
         if is_short(tests):
             require_python(tests)
-        super().__init__(tests.cases, with_setup(prelude, tests.setup) if tests.setup else prelude)
+        super().__init__(tests.cases, _CASE + _APART + with_setup(prelude, tests.setup))
         self._tokens = [secrets.token_hex(16) for _ in tests.cases]
-
-    def source(self, code: str) -> str:
-        """The code, followed by the function that runs a case."""
-        return code + _ENDING
 
     def stdin(self, index: int) -> bytes:
         """The case and its token as arguments."""
@@ -165,25 +166,28 @@ class AssertJudge(Judge):
 class ProgramEndJudge(Judge):
     """The judge of assert tests in another language than Python: the only case is the end of the program.
 
-    It is accepted with exit code 0, as by the authors of MultiPL-E, so a program that ends itself before the case is
-    accepted too.
+    It is accepted with exit code 0, as by the authors of MultiPL-E. A case with TOKEN must print it as the last word:
+    so a program that ends itself before the case is refused.
     """
 
     def __init__(self, tests: AssertTests) -> None:
         super().__init__(tests.cases)
         self._setup, self._end = tests.setup, tests.cases[0]
+        self._token = secrets.token_hex(16) if TOKEN in self._end else ""
 
     def source(self, code: str) -> str:
         """The setup, the code and the case."""
-        return f"{self._setup}\n{code}\n{self._end}" if self._setup else f"{code}\n{self._end}"
+        end = self._end.replace(TOKEN, self._token)
+        return f"{self._setup}\n{code}\n{end}" if self._setup else f"{code}\n{end}"
 
     def stdin(self, index: int) -> bytes:
         """Nothing."""
         return b""
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
-        """Accepted."""
-        return VerdictKind.ACCEPTED
+        """Accepted when all of the case has run; else runtime error (no valid report)."""
+        has_ended = not self._token or result.stdout.split()[-1:] == [self._token.encode()]
+        return VerdictKind.ACCEPTED if has_ended else VerdictKind.RUNTIME_ERROR
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
         """The case, no expected output, and stdout."""
@@ -197,11 +201,7 @@ class PytestJudge(AssertJudge):
         super().__init__(tests)
         self._text = tests.setup
         imported = f'__import__("sys").modules[{tests.module!r}] = __import__("sys").modules["__main__"]'
-        self.prelude = f"{prelude}\n{imported}\n__name__ = {tests.module!r}\n"
-
-    def source(self, code: str) -> str:
-        """The code, followed by the function that runs a test."""
-        return f"{code}\n\n{_driver()}"
+        self.prelude = f"{_driver()}{_APART}{prelude}\n{imported}\n__name__ = {tests.module!r}\n"
 
     def stdin(self, index: int) -> bytes:
         """The name of the test, its token and the file as arguments."""
