@@ -80,15 +80,17 @@ def test_the_last_verdict_of_an_answer_is_the_vote(answer: str, vote: Vote) -> N
     assert vote_of(answer) is vote
 
 
-def test_a_verdict_inside_reasoning_that_was_cut_is_no_vote(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cut", [{"content": "<think>\nVERDICT: YES"}, {"content": "VERDICT: YES", "prefill": "<think>\n"}]
+)
+def test_a_verdict_inside_reasoning_that_was_cut_is_no_vote(tmp_path: Path, cut: dict[str, str]) -> None:
     """Also where the prompt has opened the reasoning, as the server of `serve generation` says."""
-    for cut in ({"content": "<think>\nVERDICT: YES"}, {"content": "VERDICT: YES", "prefill": "<think>\n"}):
-        answer = {"choices": [{"message": cut, "finish_reason": "length"}]}
-        with serving(MockServer(lambda _, answer=answer: answer)) as mock:
-            question = ChatQuestion(ServedModel(url=mock.url, model="m"), {"content": "?", "settings": {}})
-            with open_answers(tmp_path / f"{len(cut)}.jsonl") as answers:
-                ask_all([question], answers, 1, "judging")
-                assert vote_of(answers.get(question.key)["answer"]) is Vote.UNREADABLE
+    answer = {"choices": [{"message": cut, "finish_reason": "length"}]}
+    with serving(MockServer(lambda _: answer)) as mock:
+        question = ChatQuestion(ServedModel(url=mock.url, model="m"), {"content": "?", "settings": {}})
+        with open_answers(tmp_path / "answers.jsonl") as answers:
+            ask_all([question], answers, 1, "judging")
+            assert vote_of(answers.get(question.key)["answer"]) is Vote.UNREADABLE
 
 
 @given(st.dictionaries(st.text(min_size=1), st.lists(st.sampled_from(Vote), min_size=5, max_size=5)))
