@@ -25,6 +25,7 @@ _DISTRIBUTIONS = {
     "starlette": "fastapi",
     "tokenizers": "transformers",
     "urllib3": "kubernetes",
+    "websocket": "kubernetes",
     "yaml": "pyyaml",
 }
 # Commands whose packages are in several extras; the others are told the extra of the package.

@@ -41,12 +41,8 @@ def test_the_exporter_can_be_scraped_and_reached_by_nobody_else(chart: ChartRig)
     assert "9121" not in str(closed)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{}, {**ON, "redis": {"exporter": {"enabled": True}, "external": {"enabled": True, "existingSecret": "ours"}}}],
-)
-def test_without_the_exporter_nothing_of_it_is_rendered(chart: ChartRig, values: dict[str, Any]) -> None:
-    assert "exporter" not in str(chart.documents(values))
+def test_without_the_exporter_nothing_of_it_is_rendered(chart: ChartRig) -> None:
+    assert "exporter" not in str(chart.documents({}))
 
 
 def test_an_annotation_of_the_values_replaces_that_of_the_chart(chart: ChartRig) -> None:

@@ -356,7 +356,9 @@ def test_values_do_not_offer_what_the_templates_set() -> None:
         path.split(".")[-1] in (*set_by_templates, *set_for_learner)
         or re.search(r"redis_url|tls|policy_from|tokens?_file|sandbox\.", path)
         or path == "plan.stages"  # a plan starts the services of each stage itself
-        or path.startswith(("sft.", "recipe."))  # no service fine-tunes, or reads where a recipe is from
+        or path.startswith(
+            ("sft.", "recipe.", "run.release.")
+        )  # no service fine-tunes, or reads where a recipe is from
         for path in withheld
     )
 

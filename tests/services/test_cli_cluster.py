@@ -246,19 +246,19 @@ def test_the_pages_are_on_this_machine_until_ctrl_c(kubeconfig: Path, tmp_path: 
         try:
             assert shown.stdout is not None
             page = shown.stdout.readline().split()[8]
-            with urllib.request.urlopen(f"{page}summary.json", timeout=10) as answer:
+            with urllib.request.urlopen(f"{page}summary.json", timeout=60) as answer:
                 assert len(answer.read()) == 300_012
             cluster.places.clear()
             for _ in range(2):
                 with pytest.raises((RemoteDisconnected, ConnectionResetError)):
-                    urllib.request.urlopen(page, timeout=10)
+                    urllib.request.urlopen(page, timeout=60)
             cluster.refused["pods"] = 403
             for _ in range(2):
                 with pytest.raises((RemoteDisconnected, ConnectionResetError)):
-                    urllib.request.urlopen(page, timeout=10)
+                    urllib.request.urlopen(page, timeout=60)
         finally:
             shown.send_signal(signal.SIGINT)
-            _, said = shown.communicate(timeout=10)
+            _, said = shown.communicate(timeout=60)
     assert (refused.exit_code, refused.stderr.count("\n")) == (ExitCode.UNUSABLE, 1)
     assert "name another --port" in refused.stderr
     lost, not_allowed = "connect to port 8090: connection refused", "this account may not list pods in namespace team"

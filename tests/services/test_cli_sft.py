@@ -136,7 +136,7 @@ def test_a_finished_fine_tuning_goes_on_for_more_epochs_and_takes_new_rates(plac
         (["--model", "first", "--data", "list.jsonl"], ["list.jsonl, record 1: not a JSON object"]),
         (["--model", "first", "--data", "examples.jsonl", "--epochs", "0"], ["sft.epochs"]),
         (["--model", "first", "--data", "examples.jsonl", "--out", "first"], ["first exists already: give another"]),
-        (["--model", "first", "--data", "examples.jsonl", "--out", "bad.jsonl"], ["bad.jsonl exists already"]),
+        (["--model", "first", "--data", "examples.jsonl", "--out", "bad.jsonl"], ["bad.jsonl is a file, not a folder"]),
         (
             ["--model", "first", "--data", "examples.jsonl", "--set", 'learner.first_checkpoint="first"'],
             ["learner.first_checkpoint: ", "first is not a checkpoint: it has no manifest.json"],

@@ -721,20 +721,21 @@ def _note_calls(client: BrokerClient, name: str, calls: list[str]) -> None:
 async def test_a_run_goes_on_from_a_backup_of_its_middle_once_redis_knows_nothing_later(
     tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any
 ) -> None:
-    async with RealRun(tmp_path, redis, broker_rig, num_batches=10) as real:
+    async with RealRun(tmp_path, redis, broker_rig, num_batches=14) as real:
         made: list[Path] = []
 
         async def backed_up(run: asyncio.Future[None]) -> None:
             await real.until_committed(4, run)
             made.append(await asyncio.to_thread(back_up, real.config, tmp_path / "backups", 1))
-            await real.until_committed(8, run)
+            await real.until_committed(12, run)
             run.cancel()
 
         with pytest.raises(asyncio.CancelledError):
             await real.learn(backed_up)
-        assert restore(real.config, made[0], "later").endswith("at step 3")
+        done = restore(real.config, made[0], "later")
+        assert 3 <= int(done.rpartition("at step ")[2]) < 12, done
         with pytest.raises(SavedBatchError, match=r"after a restore from a backup the run's keys in Redis must go"):
             await real.learn(lambda run: asyncio.sleep(0))
         await asyncio.to_thread(redis.wipe)
         await real.learn(lambda run: asyncio.sleep(0))
-        await real.check(10)
+        await real.check(14)

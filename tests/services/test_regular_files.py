@@ -98,6 +98,7 @@ MAKES_FOLDER = [
     "eval problems.jsonl --samples samples.jsonl --out",
     "model import policy.gguf --out",
     "export fifo-run --to",
+    "runs backup --to",
     "sft my.toml --out",
     "reward-model train model apps.jsonl --out",
 ]

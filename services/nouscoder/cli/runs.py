@@ -85,7 +85,7 @@ def runs_rm(
 
 @runs_app.command("backup")
 def runs_backup(
-    to: Annotated[Path, typer.Option("--to", help="the folder of the backups, best on another disk")],
+    to: Annotated[Path, new("folder", "the folder of the backups, best on another disk", "--to")],
     keep: Annotated[int, typer.Option(min=1, help="how many backups stay, besides the last one of each run")] = 7,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
