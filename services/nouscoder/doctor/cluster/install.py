@@ -303,9 +303,11 @@ def examine_install(
     try:
         renders(release, "")
     except RenderError as error:
-        unasked = "forbidden" in str(error)
-        fix = "ask the cluster's administrator for the right that this message names" if unasked else error.fix
-        findings.append(Finding("values in this cluster", False, True, str(error), fix, known=not unasked))
+        detail, fix = str(error), error.fix
+        if unasked := "is forbidden: User" in detail:
+            detail = f"unknown: {detail.rpartition('error calling lookup: ')[2]}"
+            fix = "ask the cluster's administrator for the right that this message names"
+        findings.append(Finding("values in this cluster", False, True, detail, fix, known=not unasked))
     for examine in (_configuration, _pods, _classes, _storage, _room):
         try:
             findings.extend(examine(install))
