@@ -104,10 +104,10 @@ begun, t = time.process_time(), {t}
 def take_turns(at):
     while True:
         turns[at].acquire()
-        until = time.process_time() + 0.01
+        until = min(time.process_time() + 0.03, begun + t)
         while time.process_time() < until: pass
         turns[(at + 1) % 8].release()
-        if time.process_time() > begun + t: return
+        if until == begun + t: return
 threads = [threading.Thread(target=take_turns, args=(at,)) for at in range(8)]
 for one in threads: one.start()
 turns[0].release()
