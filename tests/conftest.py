@@ -23,6 +23,9 @@ from nouscoder.config.generation import GenerationSection
 settings.register_profile("no-deadline", settings(), deadline=None)
 settings.load_profile("no-deadline")
 
+# Modal's client leaves tasks whose failures nobody retrieves: asyncio logs each when it is collected, during any test.
+logging.getLogger("asyncio").addFilter(lambda record: "/modal/" not in record.getMessage())
+
 # Files with the longest tests come first, so that no core is left with one of them at the end.
 _LONGEST_FIRST = (
     "tests/e2e/test_loop.py",
