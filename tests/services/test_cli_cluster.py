@@ -242,7 +242,13 @@ def test_the_pages_are_on_this_machine_until_ctrl_c(kubeconfig: Path, tmp_path: 
     with serving(cluster, kubeconfig), open_pages(tmp_path, "127.0.0.1:0") as address, taken:
         cluster.places[8090] = int(address.rpartition(":")[2])
         refused = command_line.nouscoder("pages", "--cluster", "--port", taken.getsockname()[1])
-        shown = subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        shown = subprocess.Popen(
+            [*command, "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+        )
         try:
             assert shown.stdout is not None
             page = shown.stdout.readline().split()[8]
