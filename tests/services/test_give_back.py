@@ -20,9 +20,10 @@ from tests.certificates import make_certificate
 from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.config.run import ReleaseSection
 from nouscoder.config.tree import NOTHING_GIVEN
-from nouscoder.run import loop, release
+from nouscoder.run import give_back as giving_back
+from nouscoder.run import loop
 from nouscoder.run.folder import record_of
-from nouscoder.run.release import NotGivenBack, give_back
+from nouscoder.run.give_back import NotGivenBack, give_back
 from nouscoder.run.watch import NothingToLearn
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
@@ -60,7 +61,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     account.mkdir()
     make_certificate(account)
     (account / "token").write_text("secret\n")
-    monkeypatch.setattr(release, "ACCOUNT", account)
+    monkeypatch.setattr(giving_back, "ACCOUNT", account)
     learner = Learner()  # type: ignore[abstract]
     server = grpc.aio.server()
     learner_pb2_grpc.add_LearnerServiceServicer_to_server(learner, server)
@@ -146,7 +147,7 @@ async def test_a_refusal_is_told_with_the_call_and_what_follows_stays(rig: Rig) 
 
 
 async def test_a_pod_without_a_token_only_says_what_was_given_back(rig: Rig) -> None:
-    (release.ACCOUNT / "token").unlink()
+    (giving_back.ACCOUNT / "token").unlink()
     await rig.give_back()
     assert rig.asked == []
     assert "48 GPUs were given back" in rig.said[0]
@@ -154,7 +155,7 @@ async def test_a_pod_without_a_token_only_says_what_was_given_back(rig: Rig) -> 
 
 async def test_an_api_of_another_authority_gets_no_token(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    (release.ACCOUNT / "ca.crt").write_bytes((make_certificate(tmp_path / "other") / "ca.crt").read_bytes())
+    (giving_back.ACCOUNT / "ca.crt").write_bytes((make_certificate(tmp_path / "other") / "ca.crt").read_bytes())
     with pytest.raises(NotGivenBack, match=r"does not answer: .*CERTIFICATE_VERIFY_FAILED"):
         await rig.give_back()
     assert rig.asked == []
@@ -178,7 +179,7 @@ async def test_a_run_that_a_guard_has_ended_gives_its_pods_back_too_and_the_pod_
     (rig.config.run.folder / "config.toml").write_text(record_of(rig.config))
     await loop._train(rig.config, resume=False, given=NOTHING_GIVEN)
     assert rig.asked == [*STARTED, *DELETED]
-    (release.ACCOUNT / "token").unlink()
+    (giving_back.ACCOUNT / "token").unlink()
     await loop._train(rig.config, resume=False, given=NOTHING_GIVEN)
     assert len(ends) == 1
     with pytest.raises(NothingToLearn):

@@ -12,7 +12,7 @@ import pytest
 _PROGRAM = """
 import sys
 from pathlib import Path
-from nouscoder.http_server.memory_budget import return_large_blocks
+from nouscoder.http_server.freed_memory import return_large_blocks
 
 def held() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -48,7 +48,7 @@ def test_freed_bodies_go_back_to_the_system() -> None:
 # Frees 200 MiB of blocks of 16 KB, as gRPC reads them, each with a small one behind it. The control waits for nothing.
 _SMALL_BLOCKS = """
 import asyncio, sys
-from nouscoder.http_server.memory_budget import _held_bytes, return_freed_memory
+from nouscoder.http_server.freed_memory import _held_bytes, return_freed_memory
 
 async def main():
     returning = asyncio.create_task(return_freed_memory() if sys.argv[1] == "with" else asyncio.sleep(0))

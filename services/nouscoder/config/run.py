@@ -60,7 +60,7 @@ class GuardsSection(Section):
 
 
 class ReleaseSection(Section):
-    """What `train` gives back on Kubernetes when the run is finished; the chart sets it (run/release.py)."""
+    """What `train` gives back on Kubernetes when the run is finished; the chart sets it (run/give_back.py)."""
 
     delete: tuple[str, ...] = Field(
         (), description="paths of objects in the Kubernetes API that are deleted, in this order; empty: none"

@@ -74,10 +74,10 @@ from nouscoder.run.evaluation import (
     while_alive,
 )
 from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_when_stopped, summarize
+from nouscoder.run.give_back import give_back, is_given_back
 from nouscoder.run.held_out import note_trained_on
 from nouscoder.run.languages import require_languages
 from nouscoder.run.pages import open_pages
-from nouscoder.run.release import give_back, is_given_back
 from nouscoder.run.services import KeptGeneration, RunServices, deployment
 from nouscoder.run.sinks.follower import open_sinks
 from nouscoder.run.view import View, open_view

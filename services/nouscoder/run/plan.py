@@ -29,11 +29,11 @@ from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.evaluation import recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently, lines_when_stopped
+from nouscoder.run.give_back import give_back
 from nouscoder.run.held_out import leak_lines
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked_plan
-from nouscoder.run.release import give_back
 from nouscoder.run.resume import Resumed, note_given, refuse_changes_of, resumed, take
 from nouscoder.run.services import KeptGeneration, OpenedRun, deployment
 from nouscoder.run.view import View, open_view

@@ -23,8 +23,9 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import Config, VerifierSection
 from nouscoder.http_server.api_keys import open_api_keys
 from nouscoder.http_server.body import BODIES_OF_MANY
+from nouscoder.http_server.freed_memory import return_freed_memory, return_large_blocks
 from nouscoder.http_server.listener import WebSockets, http_context, start_apart, start_http
-from nouscoder.http_server.memory_budget import MemoryBudget, return_freed_memory, return_large_blocks
+from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials

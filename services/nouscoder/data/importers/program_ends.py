@@ -80,7 +80,8 @@ def judged(context, answer):
         try:
             exec(compile(context, "<test>", "exec"), space)
             space["test_execution"](answer)
-            space.get("test_string", len)(answer)
+            if "test_string" in space:
+                space["test_string"](answer)
             os.write(write, token)
         except BaseException:
             traceback.print_exc()

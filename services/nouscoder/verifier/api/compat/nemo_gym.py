@@ -36,7 +36,8 @@ from nouscoder.formats.json_values import ValueCount, json_bytes, json_value, wi
 from nouscoder.formats.sent_tests import NotTests, fields_of, item_spans
 from nouscoder.http_server.body import READ_PATIENCE_S, read_body, read_whole, too_slow, while_connected
 from nouscoder.http_server.fair_queue import OneThread
-from nouscoder.http_server.memory_budget import CLIENT_KEY, LARGE_BYTES, MemoryBudget, Reservation, add_answer
+from nouscoder.http_server.freed_memory import LARGE_BYTES
+from nouscoder.http_server.memory_budget import CLIENT_KEY, MemoryBudget, Reservation, add_answer
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.faults import AS_ELSEWHERE, Draining, fault
 from nouscoder.verifier.api.schema import bodies, parse_submission
