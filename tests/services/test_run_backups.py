@@ -190,6 +190,21 @@ def test_a_restore_never_replaces_a_run_and_is_done_once(config: Config, tmp_pat
         restore(config, other, "demo-9")
 
 
+def test_backups_stay_outside_the_runs_and_a_run_that_is_set_aside_stays_among_them(
+    config: Config, tmp_path: Path
+) -> None:
+    """A backup in a run's folder was part of the next one, and `../x` took the run out of run.root."""
+    for place in ("runs", "runs/demo/backups"):
+        with pytest.raises(Unusable, match="name a folder outside"):
+            back_up(config, tmp_path / place, 7)
+    made = back_up(config, tmp_path / "backups", 7)
+    for name in ("../x", "/x", ".", "a/b", ".hidden"):
+        with pytest.raises(Unusable, match="is not the name of a run"):
+            restore(config, made, name)
+    assert sorted(path.name for path in tmp_path.glob("*")) == ["backups", "runs"]
+    assert list((tmp_path / "runs").iterdir()) == [config.run.folder]
+
+
 MOMENTS = {"copied": "pathlib.Path.rename", "set aside": "nouscoder.run.backups._name_when_flushed"}
 
 

@@ -42,9 +42,11 @@ def backups_in(folder: Path, run: str = "") -> list[Path]:
 def back_up(config: Config, to: Path, keep: int) -> Path:
     """Copy every run of run.root into a new backup, then remove old ones: `keep` stay, and the last of each run.
 
-    Raises Unusable when there is no run or one never stands still, FolderInUse, StorageError.
+    Raises Unusable when there is no run, one never stands still or `to` is in run.root; FolderInUse, StorageError.
     """
     root, final = config.run.root.resolve(), to / time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    if to.resolve().is_relative_to(root):
+        raise Unusable(f"{to} is in run.root, so each backup would hold those before it: name a folder outside {root}")
     if not (runs := runs_in(root)):
         raise Unusable(f"there is no run in {root} to back up")
     with naming_storage_faults(final), ExitStack() as stack:
@@ -76,6 +78,8 @@ def restore(config: Config, backup: Path, set_aside: str = "") -> str:
     if backup not in known:
         there = ", ".join(f"{one.name} (step {step})" for one, step in steps.items()) or "none"
         raise Unusable(f"there is no backup {backup.name} of run {run.name} in {backup.parent}; there are: {there}")
+    if set_aside and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", set_aside, re.ASCII):
+        raise Unusable(f"{set_aside!r} is not the name of a run: give letters, digits, dots, _ and -")
     aside, part, done = run.parent / set_aside, run.with_name(f"{run.name}.part"), f".restored-{backup.name}"
     here = runs_in(run.parent).get(run.name)
     step = here.step or 0 if here else 0
