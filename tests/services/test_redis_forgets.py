@@ -721,7 +721,7 @@ def _note_calls(client: BrokerClient, name: str, calls: list[str]) -> None:
 async def test_a_run_goes_on_from_a_backup_of_its_middle_once_redis_knows_nothing_later(
     tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any
 ) -> None:
-    async with RealRun(tmp_path, redis, broker_rig, num_batches=14) as real:
+    async with RealRun(tmp_path / "runs", redis, broker_rig, num_batches=14) as real:
         made: list[Path] = []
 
         async def backed_up(run: asyncio.Future[None]) -> None:
