@@ -1,8 +1,9 @@
 """Honest submissions near their limits, on the idle machine, beside busy processes and beside hostile clients.
 
-    python -m tests.load.near_limits [--number 300] [--busy 16] [--slots 8] [--hostile] [--seed 0]
+    python -m tests.load.near_limits [--number 300] [--busy 16] [--slots 4] [--hostile] [--seed 0]
 
---slots is how many the service runs at once beside the busy processes; on the idle machine it is one a core.
+--slots is how many the service runs at once beside the busy processes; on the idle machine it is one a core. A program
+waits at most nine times its limit for the CPU, so (busy + slots) / cores times 0.82 must stay below ten.
 Each is graded once in each round by `nouscoder serve verifier`. The number of those whose verdict differs from that on
 the idle machine is printed, with a table by kind, and the exit code is 1 unless it is 0. Needs a machine that is idle.
 """
@@ -320,7 +321,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--number", type=int, default=300)
     options.add_argument("--busy", type=int, default=16)
-    options.add_argument("--slots", type=int, default=8)
+    options.add_argument("--slots", type=int, default=4)
     options.add_argument("--hostile", action="store_true")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
