@@ -89,6 +89,7 @@ class ChartRig:
             "existing": {
                 "problems": {"persistence": {"existingClaim": "problems"}},
                 "policy": {"existingClaim": "models"},
+                "config": {"policy": {"path": "/policy"}},
                 "learner": {"persistence": {"existingClaim": "runs"}},
                 "verifier": {"tokens": {"existingSecret": "clients"}},
             },

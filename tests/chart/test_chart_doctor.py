@@ -286,6 +286,7 @@ BIG = amount(192, 2048 * GIB, DEVICES)
 )
 def test_a_pod_that_no_node_can_hold_is_named_with_what_is_short(doctor: DoctorRig, node: Node, said: str) -> None:
     values = {
+        "config": {"learner": {"device": "cuda"}},
         "learner": {
             "ranksPerPod": 8,
             "rdma": {"resource": "rdma/ib", "count": 8},

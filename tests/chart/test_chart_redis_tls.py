@@ -65,10 +65,9 @@ def test_without_a_certificate_the_value_is_refused_by_name(chart: ChartRig) -> 
         chart.templates({"redis": {"tls": {"enabled": True}}})
 
 
-def test_nothing_of_it_is_rendered_for_an_external_redis_or_the_verifier_alone(chart: ChartRig) -> None:
-    external = {"redis": {"tls": {"enabled": True}, "external": {"enabled": True, "existingSecret": "ours"}}}
-    for values in (external, {"redis": {"tls": {"enabled": True}}, "loop": {"enabled": False}}):
-        assert "redis-certificate" not in str(chart.documents({**ON, **values}))
+def test_nothing_of_it_is_rendered_for_the_verifier_alone(chart: ChartRig) -> None:
+    values = {"redis": {"tls": {"enabled": True}}, "loop": {"enabled": False}}
+    assert "redis-certificate" not in str(chart.documents({**ON, **values}))
 
 
 def test_the_exporter_speaks_tls_as_the_user(chart: ChartRig) -> None:

@@ -229,6 +229,17 @@ BAD: list[tuple[str, Any]] = [
     ("prometheusRule.runbookUrl", "docs/operating.md"),
     ("dashboards.labels", {"grafana_dashboard": 1}),
     ("tests.timeoutSeconds", 5),
+    ("tls.gradingClientCertificates", True),
+    ("tls.existingSecret", "a"),
+    ("tls.existingSecrets.broker", "a"),
+    ("redis", {"tls": {"enabled": True}, "external": {"enabled": True, "existingSecret": "a"}}),
+    ("podSecurityContext.runAsUser", 0),
+    ("learner.podSecurityContext.runAsUser", 0),
+    ("policy.existingClaim", "models"),
+    ("config.policy.path", "/policy"),
+    ("config.verifier.tests.store", "/shared/tests"),
+    ("fetch.commands", ["hf download a"]),
+    ("generation.resources.limits", {"nvidia.com/gpu": 1}),
 ]
 
 
@@ -239,6 +250,11 @@ def test_a_bad_value_is_refused_by_name(chart: ChartRig, value: str, given: Any)
     message = HEADING.sub("", " ".join(str(refused.value).split()))
     assert names(message, value), message
     assert message == kept_message(f"{value} = {json.dumps(given)}"[:200], message)
+
+
+def test_only_a_run_is_released(chart: ChartRig) -> None:
+    with pytest.raises(helm.HelmError, match=r"needs loop\.enabled"):
+        chart.documents({"loop": {"enabled": False}, "whenFinished": "release"})
 
 
 def test_at_least_a_hundred_different_values_are_refused() -> None:

@@ -136,6 +136,9 @@ spec:
 {{/* Checks that the schema cannot express. */}}
 {{- define "nouscoder.fetchGuards" -}}
 {{- $fetch := .Values.fetch -}}
+{{- if and (or $fetch.model $fetch.commands) (not $fetch.enabled) -}}
+{{- fail "fetch.model and fetch.commands need fetch.enabled: nothing would be fetched" -}}
+{{- end -}}
 {{- if and .Values.loop.enabled $fetch.enabled -}}
 {{- if not (or $fetch.model $fetch.commands) -}}
 {{- fail "fetch.enabled needs fetch.model, the model of a hub, or fetch.commands, which write problem files to /problems" -}}

@@ -61,6 +61,9 @@
 {{- if and (hasPrefix "cuda" $device) (not $gpus) -}}
 {{- fail (printf "config.%s.device is %s, but %s.resources.limits has no GPU, such as nvidia.com/gpu: 1" $name $device $name) -}}
 {{- end -}}
+{{- if and $gpus (eq "cpu" $device) (not (and (eq $name "generation") (eq (dig "generation" "engine" "" $values.config | toString) "vllm"))) -}}
+{{- fail (printf "%s.resources.limits has %v GPUs, but config.%s.device is cpu: they would stand idle" $name $gpus $name) -}}
+{{- end -}}
 {{- $parallel := ternary (dig "generation" "vllm" "tensor_parallel_size" 1 $values.config) 1 (eq $name "generation") -}}
 {{- if and (hasPrefix "cuda" $device) (lt (int $gpus) (int $parallel)) -}}
 {{- fail (printf "config.generation.vllm.tensor_parallel_size is %v, but generation.resources.limits has %v GPUs" $parallel $gpus) -}}
