@@ -121,14 +121,12 @@ class TorchEngine(StepEngine[Row]):
 
     @property
     def running(self) -> list[Row]:
-        """Requests being decoded."""
         return self._slots.rows
 
     def _row(self, request: SampleRequest, max_tokens: int) -> Row:
         return Row(request, max_tokens)
 
     def cancel(self, request_id: str) -> None:
-        """Remove a request."""
         if self._waiting.pop(request_id, None) is None:
             rows = enumerate(self._slots.rows)
             self._slots.leave([slot for slot, row in rows if row.request.request_id == request_id])
