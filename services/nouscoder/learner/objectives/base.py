@@ -154,11 +154,9 @@ class Objective(Protocol):
     @property
     def needs(self) -> Needs:
         """The optional inputs that the trainer must compute."""
-        ...
 
     def __call__(self, inputs: LossInputs, counts: MinibatchCounts) -> ObjectiveTerms:
         """The terms of one micro-batch."""
-        ...
 
 
 # Importance ratios from log-probabilities, by token and by rollout.
