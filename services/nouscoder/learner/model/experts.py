@@ -103,7 +103,6 @@ class _Replay:
         self._chosen: Tensor | None = None
 
     def of_layer(self, forward: Callable[..., Any], *inputs: Any, experts: Tensor | None = None, **more: Any) -> Any:
-        """The forward pass of the layer."""
         if experts is not None:
             if experts.shape[1:] != self._form:
                 raise ValueError(

@@ -319,7 +319,6 @@ class PolicyFiles:
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
-    """The paths of the files of a policy folder, by name."""
     if not folder.is_dir():
         return {}
     return {path.name: path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()}

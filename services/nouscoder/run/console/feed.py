@@ -187,7 +187,6 @@ class _News:
         self._ended: int | None = -1
 
     def look(self) -> Iterator[bytes]:
-        """The events that are due."""
         ended = _changed_ns(self._folder / "summary.json")
         if ended != self._ended:
             self._ended = ended
