@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
-from typing import cast
 
 from nouscoder.config import VerifierSection
 from nouscoder.data.check import check_file, library_fault_here
@@ -39,7 +38,7 @@ from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.grading.grader import Grader, local_grader
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, Sandbox, SandboxDecorator, Session
+from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, SandboxDecorator, Session
 from nouscoder.verifier.toolchains.languages import registry
 
 NEAR_LIMIT = 0.5
@@ -194,7 +193,7 @@ async def audit(problems: Sequence[ReferencedProblem], section: VerifierSection,
         for number, reference in enumerate(one.references)
     ]
     with progress_bar("references", len(jobs)) as advance:
-        async with local_grader(section, lambda inner: cast("Sandbox", RecordingSandbox(inner))) as grader:
+        async with local_grader(section, RecordingSandbox) as grader:
             rounds = await _run_all(grader, jobs, advance)
     by_problem: dict[str, list[ReferenceRound]] = {}
     for (problem, _, _), one in zip(jobs, rounds, strict=True):

@@ -25,7 +25,7 @@ from contextlib import (
     contextmanager,
 )
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
@@ -145,7 +145,7 @@ def traced_grader(grader: Grading, tracing: Tracing | None) -> Grading:
 
 def traced_sandbox(sandbox: Sandbox, tracing: Tracing | None) -> Sandbox:
     """The same sandbox, traced unless tracing is off."""
-    return sandbox if tracing is None else cast("Sandbox", TracedSandbox(sandbox, tracing))
+    return sandbox if tracing is None else TracedSandbox(sandbox, tracing)
 
 
 class TracedGrader(GraderDecorator):

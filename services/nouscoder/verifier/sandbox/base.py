@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError, Unusable
@@ -283,11 +283,55 @@ def _check_files(source_name: str, files: Mapping[str, bytes]) -> None:
         raise ValueError(f"the files hold at most {_MAX_FILE_BYTES} bytes in total")
 
 
-class SandboxDecorator:
-    """A Sandbox that forwards to `inner` all but what a subclass defines: `session`, or `with_partners`."""
+class SandboxDecorator(Sandbox):
+    """Forwards everything to `inner`. A subclass overrides `session` or `with_partners`."""
 
     def __init__(self, inner: Sandbox) -> None:
         self._inner = inner
+        self.name = inner.name
+        self.num_slots = inner.num_slots
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    @property
+    def use(self) -> BackendUse:
+        """See `Sandbox`."""
+        return self._inner.use
+
+    @property
+    def usable_slots(self) -> int:
+        """See `Sandbox`."""
+        return self._inner.usable_slots
+
+    def watch_slots(self, changed: Callable[[], None]) -> None:
+        """See `Sandbox`."""
+        self._inner.watch_slots(changed)
+
+    def demand(self, submissions: int) -> None:
+        """See `Sandbox`."""
+        self._inner.demand(submissions)
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """See `Sandbox`."""
+        return self._inner.isolation
+
+    async def start(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.start()
+
+    def session(self, program: Program) -> AbstractAsyncContextManager[Session]:
+        """See `Sandbox`."""
+        return self._inner.session(program)
+
+    def with_partners(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
+        """See `Sandbox`."""
+        return self._inner.with_partners(program, partner, checker)
+
+    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
+        """See `Sandbox`."""
+        return self._inner.dialogue(program)
+
+    async def close(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.close()
