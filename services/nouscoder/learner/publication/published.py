@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import prune, sha256_of, whole_folder
-from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
+from nouscoder.domain.policy import PolicyDelta, PolicyFile, PolicyManifest, Shard, Transport
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.model.weights import adapter_weights, weights_of
 from nouscoder.learner.parallel.ranks import Ranks
@@ -259,15 +259,6 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.(json|txt|model|jinja|sa
 
 class NoSuchPolicyFile(NousCoderError):
     """The file does not exist or was pruned. The message names it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyFile:
-    """One file in the folder of the first policy."""
-
-    name: str
-    sha256: str
-    num_bytes: int
 
 
 class PolicyFiles:
