@@ -163,7 +163,7 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """The gRPC API. Each method converts the request, calls the engine, and converts the answer."""
+    """The calls of generation.proto. Each converts the request, calls the engine, and converts the answer."""
 
     def __init__(self, engine: Engine, rollouts: Rollouts, policies: Policies, next_run: NextRun | None = None) -> None:
         self._engine = engine
@@ -218,7 +218,6 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Resume(
         self, request: v1.GenerationServiceResumeRequest, context: Context
     ) -> v1.GenerationServiceResumeResponse:
-        """End a pause."""
         await self._engine.resume()
         return v1.GenerationServiceResumeResponse()
 
@@ -239,7 +238,6 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         )
 
     async def ServeNextRun(self, request: v1.ServeNextRunRequest, context: Context) -> v1.ServeNextRunResponse:
-        """Change to the next run. FAILED_PRECONDITION with the reason when the engine must be started again for it."""
         if self._next_run is None:
             raise RunRefused("this service has one run only")
         return v1.ServeNextRunResponse(run_name=await self._next_run.change())

@@ -151,7 +151,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
 
 
 class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
-    """The gRPC API of the learner. Each method converts the request, calls the worker, and converts the answer."""
+    """The calls of learner.proto. Each converts the request, calls the worker, and converts the answer."""
 
     def __init__(
         self, worker: LearnerWorker, total_steps: int, policy_files: PolicyFiles, sender: PolicySender
@@ -164,7 +164,6 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def Status(
         self, request: v1.LearnerServiceStatusRequest, context: _Context
     ) -> v1.LearnerServiceStatusResponse:
-        """The current state of the learner."""
         status = self._worker.status()
         answer = v1.LearnerServiceStatusResponse(
             step=status.step,
@@ -184,14 +183,12 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         return answer
 
     async def Pause(self, request: v1.LearnerServicePauseRequest, context: _Context) -> v1.LearnerServicePauseResponse:
-        """Stop before the next batch."""
         self._worker.pause()
         return v1.LearnerServicePauseResponse()
 
     async def Resume(
         self, request: v1.LearnerServiceResumeRequest, context: _Context
     ) -> v1.LearnerServiceResumeResponse:
-        """End a pause."""
         self._worker.resume()
         return v1.LearnerServiceResumeResponse()
 
@@ -205,7 +202,6 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def KeepCheckpoint(
         self, request: v1.KeepCheckpointRequest, context: _Context
     ) -> AsyncIterator[v1.KeepCheckpointResponse]:
-        """A message when the state is copied, and one when the checkpoint is complete."""
         kept = await self._worker.keep_checkpoint(request.from_version)
         yield v1.KeepCheckpointResponse(policy_version=kept.policy_version)
         path = await kept.path()
@@ -222,20 +218,17 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def FetchPolicyFile(
         self, request: v1.FetchPolicyFileRequest, context: _Context
     ) -> AsyncIterator[v1.FetchPolicyFileResponse]:
-        """The contents of one file of the first policy."""
         async for data in _pieces(partial(self._policy_files.open_first, request.name)):
             yield v1.FetchPolicyFileResponse(data=data)
 
     async def FetchPolicy(
         self, request: v1.FetchPolicyRequest, context: _Context
     ) -> AsyncIterator[v1.FetchPolicyResponse]:
-        """The contents of a shard of a published policy."""
         wanted = partial(self._policy_files.open_published, request.policy_version, request.name, request.sha256)
         async for data in _pieces(wanted):
             yield v1.FetchPolicyResponse(data=data)
 
     async def SendPolicy(self, request: v1.SendPolicyRequest, context: _Context) -> v1.SendPolicyResponse:
-        """Begin to send a policy from memory."""
         rendezvous = await asyncio.to_thread(
             self._sender.begin, request.policy_version, request.digest, request.num_receivers, request.base_digest
         )
