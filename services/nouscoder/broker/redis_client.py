@@ -126,6 +126,7 @@ class RunKeys:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Disconnect."""
         await self._redis.aclose()
 
     async def runs(self) -> list[RunInRedis]:

@@ -243,6 +243,7 @@ class View:
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Stop showing."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the current state of the run."""

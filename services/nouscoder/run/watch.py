@@ -107,11 +107,13 @@ class RunWatch:
         self.answered: dict[str, bool] = {}
 
     async def __aenter__(self) -> RunWatch:
+        """Connect."""
         for client in (self._broker, self._generation, self._learner_client):
             await self._connections.enter_async_context(client)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Disconnect."""
         await self._connections.aclose()
 
     async def snapshot(

@@ -76,6 +76,7 @@ class ApiGate:
     agents: Agents | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
         if scope["type"] != "http" or scope["path"] in OPEN:
             await self.app(scope, receive, send)
             return
