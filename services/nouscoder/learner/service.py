@@ -197,7 +197,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def KeepCheckpoint(
         self, request: v1.KeepCheckpointRequest, context: _Context
     ) -> AsyncIterator[v1.KeepCheckpointResponse]:
-        kept = await self._worker.keep_checkpoint(request.from_version)
+        kept = await self._worker.checkpoints.keep(request.from_version)  # the caller bounds the wait
         yield v1.KeepCheckpointResponse(policy_version=kept.policy_version)
         path = await kept.path()
         yield v1.KeepCheckpointResponse(policy_version=kept.policy_version, path=str(path))
