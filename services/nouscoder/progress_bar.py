@@ -18,7 +18,6 @@ class Advance(Protocol):
 
     def __call__(self, more: float, note: str = "") -> None:
         """Advance."""
-        ...
 
 
 @contextmanager

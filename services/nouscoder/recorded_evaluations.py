@@ -9,6 +9,7 @@ INVARIANT: of each policy version there is one evaluation. A file that is damage
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,22 @@ Figures = Mapping[str, Any]
 def evaluation_files(run: Path) -> Iterator[Path]:
     """The files that may be there, the oldest evaluation first."""
     yield from (run / BEFORE, *numbered(run / DURING, ".json").values(), run / AFTER)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedSample:
+    """The first rollout of a problem, for inspection. `verdict` is the value of a VerdictKind."""
+
+    problem_id: str
+    family: str
+    prompt: str
+    program: str
+    verdict: str
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every hidden test passed."""
+        return self.verdict == "accepted"
 
 
 class RecordedEvaluations:

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nouscoder.recorded_evaluations import EvaluatedSample
 from nouscoder.report.charts import Chart, Series, dumbbell, format_number, line_chart, nice_ticks, share_chart, table
 from nouscoder.report.curves import Drawn, by_batch, figure, time_chart
 from nouscoder.report.markup import MAX_CHARACTERS, clip, escape
 from nouscoder.report.page import NothingToReport, write_report
-from nouscoder.report.run_data import EvaluationData, EvaluationSample, number, read_run
+from nouscoder.report.run_data import EvaluationData, number, read_run
 from nouscoder.report.samples import Change, chosen, pairs
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&lt;\u202e\x00\ud800$policy ${script}"
@@ -68,7 +69,7 @@ def samples_of(*verdicts: str, family: str = "sums") -> list[dict[str, str]]:
 
 
 def evaluation_of(samples: list[dict[str, str]]) -> EvaluationData:
-    return EvaluationData(None, None, None, None, {}, tuple(EvaluationSample(**sample) for sample in samples))
+    return EvaluationData(None, None, None, None, {}, tuple(EvaluatedSample(**sample) for sample in samples))
 
 
 class Structure(HTMLParser):

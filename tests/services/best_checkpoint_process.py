@@ -131,7 +131,7 @@ async def _train(config: Config, folder: RunFolder, broker: Any) -> None:
             def may_train() -> bool:
                 newest = broker.policies[-1].policy_version
                 nothing_follows = periodic._running is None and periodic._due(newest) is None
-                waits = [wish for wish in worker._checkpoints._wishes if not wish.begun.done()]
+                waits = [wish for wish in worker.checkpoints._wishes if not wish.begun.done()]
                 return bool(waits) or nothing_follows
 
             broker.may_train = may_train

@@ -129,7 +129,7 @@ async def test_a_checkpoint_that_is_being_written_delays_the_one_that_is_kept(
         return answer
 
     monkeypatch.setattr(learner.core, "train", train_and_tell)
-    asked = asyncio.ensure_future(learner.worker.keep_checkpoint(2))
+    asked = asyncio.ensure_future(learner.worker.checkpoints.keep(2))
     await learner.run()
     kept = await asked
     assert version <= kept.policy_version <= 4
@@ -137,7 +137,7 @@ async def test_a_checkpoint_that_is_being_written_delays_the_one_that_is_kept(
 
 
 async def test_a_run_that_ends_before_is_said(learner: Learner) -> None:
-    waiting = asyncio.ensure_future(learner.worker.keep_checkpoint(5))
+    waiting = asyncio.ensure_future(learner.worker.checkpoints.keep(5))
     await learner.run()
     with pytest.raises(LearnerError, match="the learner ended before a checkpoint of version 5 was possible"):
         await waiting
@@ -169,7 +169,7 @@ async def test_a_last_checkpoint_that_could_not_be_kept_ends_the_run_well(learne
 
 
 async def test_a_caller_that_goes_away_leaves_nothing(learner: Learner) -> None:
-    waiting = asyncio.ensure_future(learner.worker.keep_checkpoint(2))
+    waiting = asyncio.ensure_future(learner.worker.checkpoints.keep(2))
     await asyncio.sleep(0)
     waiting.cancel()
     await learner.run()

@@ -142,7 +142,6 @@ class _Observer:
     num_unbalanced: int = 0
 
     async def keep_looking(self) -> None:
-        """Ask until cancelled."""
         while True:
             try:
                 self.latest = await self.client.status()

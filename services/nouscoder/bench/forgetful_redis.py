@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,10 +15,10 @@ import redis
 
 from nouscoder.bench.measuring import BenchError
 from nouscoder.broker.redis_server import RedisServer, start_redis
+from nouscoder.verifier.sandbox.init_build import NotCompiled, compile_c
 
 _SOURCE = Path(__file__).with_name("stepped_clock.c")
 _FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC")
-_COMPILE_LIMIT_S = 120.0
 
 
 class ForgetfulRedis:
@@ -104,21 +103,10 @@ class SteppedClock:
         self._step_s = 0
         self.step(0.0)
         library = folder / "stepped_clock.so"
-        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-        if compiler is None:
-            raise BenchError(
-                "Redis' clock cannot be set: there is no C compiler (on Debian: apt-get install gcc libc6-dev)"
-            )
-        command = [compiler, *_FLAGS, "-o", str(library), str(_SOURCE)]
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
-        except subprocess.CalledProcessError as error:
-            message = error.stderr.decode("utf8", "replace").strip()[:300]
-            raise BenchError(
-                f"Redis' clock cannot be set: {compiler} cannot compile {_SOURCE.name}: {message}"
-            ) from error
-        except (OSError, subprocess.SubprocessError) as error:
-            raise BenchError(f"Redis' clock cannot be set: {_SOURCE.name} cannot be compiled: {error}") from error
+            compile_c([*_FLAGS, "-o", str(library), str(_SOURCE)], _SOURCE.name)
+        except NotCompiled as error:
+            raise BenchError(f"Redis' clock cannot be set: {error}") from error
         self.environment = {"LD_PRELOAD": str(library), "NOUSCODER_CLOCK_STEP_FILE": str(self._file)}
 
     def step(self, seconds: float) -> None:

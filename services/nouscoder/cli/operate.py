@@ -20,7 +20,7 @@ from nouscoder.errors import NousCoderError, Unusable, WrongUse
 if TYPE_CHECKING:
     from nouscoder.rpc.broker_client import BrokerClient
 
-# What the commands do at the broker, and their output.
+# What the commands do at the broker, and their output. Each raises PeerError: PeerRefused when the broker refuses it.
 
 _LOOK_EVERY_S = 1.0
 
@@ -66,8 +66,13 @@ def _at_work(status: RunStatus) -> int:
     return sum(status.ledger.in_flight.get(state.value, 0) for state in states)
 
 
-async def drop_batch_text(config: Config, batch_id: int, *, as_json: bool) -> str:
-    """Drop the uncommitted batch. Raises PeerRefused when it is another one, or is being trained on."""
+async def drop_batch_text(
+    config: Config,
+    batch_id: Annotated[int, typer.Argument(help="number of the batch, from why-stalled")],
+    *,
+    as_json: bool,
+) -> str:
+    """Abandon the rollouts of a batch that cannot be trained on; the next batch gets its number."""
     async with broker_of(config) as broker:
         num_rollouts = await broker.drop_batch(batch_id)
     if as_json:
@@ -76,7 +81,7 @@ async def drop_batch_text(config: Config, batch_id: int, *, as_json: bool) -> st
 
 
 async def letters_text(config: Config, *, as_json: bool) -> str:
-    """Every dead letter that is kept, one a line. Raises PeerError."""
+    """List the rollouts that were given up, newest first, with the cause of each."""
     async with broker_of(config) as broker:
         letters = await broker.dead_letters()
     if as_json:
@@ -89,14 +94,16 @@ async def letters_text(config: Config, *, as_json: bool) -> str:
     )
 
 
-async def letter_text(config: Config, letter_id: str, *, as_json: bool) -> str:
-    """One dead letter with the text that was sampled. Raises Unusable when there is none, and PeerError."""
+async def letter_text(
+    config: Config, letter: Annotated[str, typer.Argument(help="name from the list")], *, as_json: bool
+) -> str:
+    """Show one dead letter, with the text that was sampled."""
     async with broker_of(config) as broker:
-        letter = next((found for found in await broker.dead_letters() if found.letter_id == letter_id), None)
-        if letter is None:
-            raise Unusable(f"there is no dead letter {letter_id}: `nouscoder dead-letters list` names them")
-        text = await _text_of(broker, letter)
-    record = _record(letter) | {"text": text}
+        found = next((one for one in await broker.dead_letters() if one.letter_id == letter), None)
+        if found is None:
+            raise Unusable(f"there is no dead letter {letter}: `nouscoder dead-letters list` names them")
+        text = await _text_of(broker, found)
+    record = _record(found) | {"text": text}
     if as_json:
         return json.dumps(record, indent=1)
     fields = "\n".join(f"{name}: {value}" for name, value in record.items() if name not in ("text", "header"))
@@ -182,32 +189,9 @@ def drain(
     return drain_text(config, wait_s, typer.echo, as_json=as_json)
 
 
-@batch_app.command("drop")
-@asks_broker
-def drop_batch(
-    config: Config,
-    batch_id: Annotated[int, typer.Argument(help="number of the batch, from why-stalled")],
-    *,
-    as_json: bool,
-) -> Answer:
-    """Abandon the rollouts of a batch that cannot be trained on; the next batch gets its number."""
-    return drop_batch_text(config, batch_id, as_json=as_json)
-
-
-@letters_app.command("list")
-@asks_broker
-def list_letters(config: Config, *, as_json: bool) -> Answer:
-    """List the rollouts that were given up, newest first, with the cause of each."""
-    return letters_text(config, as_json=as_json)
-
-
-@letters_app.command("show")
-@asks_broker
-def show_letter(
-    config: Config, letter: Annotated[str, typer.Argument(help="name from the list")], *, as_json: bool
-) -> Answer:
-    """Show one dead letter, with the text that was sampled."""
-    return letter_text(config, letter, as_json=as_json)
+batch_app.command("drop")(asks_broker(drop_batch_text))
+letters_app.command("list")(asks_broker(letters_text))
+letters_app.command("show")(asks_broker(letter_text))
 
 
 @letters_app.command("requeue")

@@ -25,7 +25,8 @@ from nouscoder.rpc.addresses import split_address, unix_path
 if TYPE_CHECKING:
     from nouscoder.rpc.broker_client import BrokerClient
 
-# The output of `nouscoder status` and `nouscoder why-stalled`.
+# `nouscoder status` and `nouscoder why-stalled`. Of a run that has ended both answer from its folder. They raise
+# PeerError when no broker answers.
 
 _PATIENCE_S = 3.0
 
@@ -41,7 +42,7 @@ def broker_of(config: Config) -> BrokerClient:
 
 
 async def status_text(config: Config, *, as_json: bool) -> str:
-    """The state of the run, from its folder when it has ended. Raises PeerError when the broker does not answer."""
+    """Show the state of every rollout of a run."""
     from nouscoder.rpc.channel import PeerUnreachable
 
     try:
@@ -115,7 +116,7 @@ def _problem_lines(status: RunStatus) -> list[str]:
 
 
 async def why_stalled_text(config: Config, *, as_json: bool) -> str:
-    """What holds the next batch up, in one paragraph; that it has ended. Raises PeerError."""
+    """Show what blocks the next step."""
     from nouscoder.rpc.channel import PeerUnreachable
 
     try:
@@ -174,6 +175,7 @@ def asks_broker(ask: Callable[..., Answer]) -> Callable[..., None]:
 
     The command has the options that give both, after those of `ask`.
     """
+    name = ask.__name__.removesuffix("_text")
 
     def command(
         address: BrokerOption = "",
@@ -191,28 +193,19 @@ def asks_broker(ask: Callable[..., Answer]) -> Callable[..., None]:
         if in_cluster:
             reached = broker_of_release(release_of(namespace, release), as_json=as_json)
         with reached as broker:
-            config_file = config_file if config_file or overrides or address or broker else _newest_here(ask.__name__)
+            config_file = config_file if config_file or overrides or address or broker else _newest_here(name)
             config = load_config(config_file, [*(overrides or []), *broker_at(address), *broker])
             say(asyncio.run(ask(config, **own, as_json=as_json)))
 
     _, *own, _ = signature(ask, eval_str=True).parameters.values()
     *common, _ = signature(command, eval_str=True).parameters.values()
-    command.__name__, command.__doc__ = ask.__name__, ask.__doc__
+    command.__name__, command.__doc__ = name, ask.__doc__
     command.__annotations__ = {each.name: each.annotation for each in [*own, *common]}
     vars(command)["__signature__"] = Signature([*own, *common])  # typer reads both
     return command
 
 
-@asks_broker
-def status(config: Config, *, as_json: bool) -> Answer:
-    """Show the state of every rollout of a run."""
-    return status_text(config, as_json=as_json)
-
-
-@asks_broker
-def why_stalled(config: Config, *, as_json: bool) -> Answer:
-    """Show what blocks the next step."""
-    return why_stalled_text(config, as_json=as_json)
+status, why_stalled = asks_broker(status_text), asks_broker(why_stalled_text)
 
 
 def doctor(

@@ -2,131 +2,63 @@
 
 from __future__ import annotations
 
-from nouscoder.config.base import ConfigError, Section
-from nouscoder.config.broker import BrokerSection, RecordBackend, RewardSection
-from nouscoder.config.generation import (
-    EntryPointSection,
-    EnvironmentSection,
-    FeedbackSection,
-    GenerationSection,
-    InterpreterSection,
-    OpenAISection,
-    SamplingSection,
-    SingleTurnSection,
-)
-from nouscoder.config.learner import (
-    ActivationCheckpointing,
-    Attention,
-    ComputeType,
-    LearnerSection,
-    LoraSection,
-    OptimizerKind,
-    OptimizerStates,
-    RewardModelSection,
-    SftSection,
-)
-from nouscoder.config.objective import (
-    AdvantageSection,
-    Aggregation,
-    CispoSettings,
-    CorrectionKind,
-    CorrectionSection,
-    DapoSettings,
-    DecayKind,
-    DistillationSettings,
-    EntropySection,
-    GppoSettings,
-    GrpoSettings,
-    GspoSettings,
-    KlEstimator,
-    ObjectiveSettings,
-    PpoSettings,
-    Proximal,
-    ReferenceKlSection,
-    ReinforcePlusPlusSettings,
-    ScheduleSection,
-)
-from nouscoder.config.run import (
-    EvaluationSection,
-    GuardsSection,
-    MutualTlsSection,
-    PlanSection,
-    PolicySection,
-    RunSection,
-    SelfPlaySection,
-    StageSection,
-)
-from nouscoder.config.tree import Config, dump_config, load_config
-from nouscoder.config.verifier import (
-    JobsSection,
-    ModalSection,
-    SandboxSection,
-    SpillOverSection,
-    TestsSection,
-    TlsSection,
-    ToolSessionsSection,
-    VerifierSection,
-)
-
-__all__ = [
-    "ActivationCheckpointing",
-    "AdvantageSection",
-    "Aggregation",
-    "Attention",
-    "BrokerSection",
-    "CispoSettings",
-    "ComputeType",
-    "Config",
-    "ConfigError",
-    "CorrectionKind",
-    "CorrectionSection",
-    "DapoSettings",
-    "DecayKind",
-    "DistillationSettings",
-    "EntropySection",
-    "EntryPointSection",
-    "EnvironmentSection",
-    "EvaluationSection",
-    "FeedbackSection",
-    "GenerationSection",
-    "GppoSettings",
-    "GrpoSettings",
-    "GspoSettings",
-    "GuardsSection",
-    "InterpreterSection",
-    "JobsSection",
-    "KlEstimator",
-    "LearnerSection",
-    "LoraSection",
-    "ModalSection",
-    "MutualTlsSection",
-    "ObjectiveSettings",
-    "OpenAISection",
-    "OptimizerKind",
-    "OptimizerStates",
-    "PlanSection",
-    "PolicySection",
-    "PpoSettings",
-    "Proximal",
-    "RecordBackend",
-    "ReferenceKlSection",
-    "ReinforcePlusPlusSettings",
-    "RewardModelSection",
-    "RewardSection",
-    "RunSection",
-    "SamplingSection",
-    "SandboxSection",
-    "ScheduleSection",
-    "Section",
-    "SelfPlaySection",
-    "SftSection",
-    "SingleTurnSection",
-    "SpillOverSection",
-    "StageSection",
-    "TestsSection",
-    "TlsSection",
-    "ToolSessionsSection",
-    "VerifierSection",
-    "dump_config",
-    "load_config",
-]
+from nouscoder.config.base import ConfigError as ConfigError
+from nouscoder.config.base import Section as Section
+from nouscoder.config.broker import BrokerSection as BrokerSection
+from nouscoder.config.broker import RecordBackend as RecordBackend
+from nouscoder.config.broker import RewardSection as RewardSection
+from nouscoder.config.generation import EntryPointSection as EntryPointSection
+from nouscoder.config.generation import EnvironmentSection as EnvironmentSection
+from nouscoder.config.generation import FeedbackSection as FeedbackSection
+from nouscoder.config.generation import GenerationSection as GenerationSection
+from nouscoder.config.generation import InterpreterSection as InterpreterSection
+from nouscoder.config.generation import OpenAISection as OpenAISection
+from nouscoder.config.generation import SamplingSection as SamplingSection
+from nouscoder.config.generation import SingleTurnSection as SingleTurnSection
+from nouscoder.config.learner import ActivationCheckpointing as ActivationCheckpointing
+from nouscoder.config.learner import Attention as Attention
+from nouscoder.config.learner import ComputeType as ComputeType
+from nouscoder.config.learner import LearnerSection as LearnerSection
+from nouscoder.config.learner import LoraSection as LoraSection
+from nouscoder.config.learner import OptimizerKind as OptimizerKind
+from nouscoder.config.learner import OptimizerStates as OptimizerStates
+from nouscoder.config.learner import RewardModelSection as RewardModelSection
+from nouscoder.config.learner import SftSection as SftSection
+from nouscoder.config.objective import AdvantageSection as AdvantageSection
+from nouscoder.config.objective import Aggregation as Aggregation
+from nouscoder.config.objective import CispoSettings as CispoSettings
+from nouscoder.config.objective import CorrectionKind as CorrectionKind
+from nouscoder.config.objective import CorrectionSection as CorrectionSection
+from nouscoder.config.objective import DapoSettings as DapoSettings
+from nouscoder.config.objective import DecayKind as DecayKind
+from nouscoder.config.objective import DistillationSettings as DistillationSettings
+from nouscoder.config.objective import EntropySection as EntropySection
+from nouscoder.config.objective import GppoSettings as GppoSettings
+from nouscoder.config.objective import GrpoSettings as GrpoSettings
+from nouscoder.config.objective import GspoSettings as GspoSettings
+from nouscoder.config.objective import KlEstimator as KlEstimator
+from nouscoder.config.objective import ObjectiveSettings as ObjectiveSettings
+from nouscoder.config.objective import PpoSettings as PpoSettings
+from nouscoder.config.objective import Proximal as Proximal
+from nouscoder.config.objective import ReferenceKlSection as ReferenceKlSection
+from nouscoder.config.objective import ReinforcePlusPlusSettings as ReinforcePlusPlusSettings
+from nouscoder.config.objective import ScheduleSection as ScheduleSection
+from nouscoder.config.run import EvaluationSection as EvaluationSection
+from nouscoder.config.run import GuardsSection as GuardsSection
+from nouscoder.config.run import MutualTlsSection as MutualTlsSection
+from nouscoder.config.run import PlanSection as PlanSection
+from nouscoder.config.run import PolicySection as PolicySection
+from nouscoder.config.run import RunSection as RunSection
+from nouscoder.config.run import SelfPlaySection as SelfPlaySection
+from nouscoder.config.run import StageSection as StageSection
+from nouscoder.config.tree import Config as Config
+from nouscoder.config.tree import dump_config as dump_config
+from nouscoder.config.tree import load_config as load_config
+from nouscoder.config.verifier import JobsSection as JobsSection
+from nouscoder.config.verifier import ModalSection as ModalSection
+from nouscoder.config.verifier import SandboxSection as SandboxSection
+from nouscoder.config.verifier import SpillOverSection as SpillOverSection
+from nouscoder.config.verifier import TestsSection as TestsSection
+from nouscoder.config.verifier import TlsSection as TlsSection
+from nouscoder.config.verifier import ToolSessionsSection as ToolSessionsSection
+from nouscoder.config.verifier import VerifierSection as VerifierSection

@@ -157,7 +157,6 @@ class _RecordingSession:
     async def run(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> RunResult:
-        """See `Session`."""
         result = await self._inner.run(stdin, args=args, files=files)
         outputs = _record.get()
         if outputs is not None:

@@ -341,7 +341,6 @@ def _rules(record: dict[str, Any]) -> GradingRules:
 
 
 def _key_of(file: Path) -> str | None:
-    """The key of an existing index; None when there is none."""
     if not file.is_file():
         return None
     database = sqlite3.connect(f"file:{file}?mode=ro", uri=True)

@@ -62,6 +62,15 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """A file of the first policy's folder, as the learner has it."""
+
+    name: str
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyDelta:
     """What changes the weights of version `base_version`, of digest `base_digest`, into those of its successor.
 

@@ -24,6 +24,7 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError, first_error
+from nouscoder.recorded_evaluations import EvaluatedSample
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, Pin
@@ -72,17 +73,6 @@ class ProblemResult:
     def pass_at_1(self) -> float:
         """c / n."""
         return self.num_accepted / self.num_rollouts
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluatedSample:
-    """The first rollout of a problem, for inspection. `verdict` is the value of a VerdictKind."""
-
-    problem_id: str
-    family: str
-    prompt: str
-    program: str
-    verdict: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,6 @@ def fields_of(text: _Text) -> Iterator[tuple[str, _Span]]:
 
 
 def _items(text: _Text, span: _Span, field: str, most: int) -> list[_Span]:
-    """The items of a list."""
     found: list[_Span] = []
     for item in item_spans(text, span[0]):
         if len(found) == most:

@@ -95,7 +95,6 @@ class _Adding:
         self._run = run
 
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """A future of the completion."""
         run = self._run
         ids = request.stop_token_ids | run.stop_token_ids
         more = replace(request, top_k=run.top_k, min_p=run.min_p, stops=run.stops, stop_token_ids=ids)

@@ -45,14 +45,15 @@ from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.rpc.worker import held_worker_id
 from nouscoder.store.rollout_record import encode_rollout
-from nouscoder.v1 import generation_pb2, generation_pb2_grpc
+from nouscoder.v1 import generation_pb2 as v1
+from nouscoder.v1 import generation_pb2_grpc
 
 if TYPE_CHECKING:
     from nouscoder.generation.engines.vllm import VllmEngine
 
 log = logging.getLogger(__name__)
 
-FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+FULL_NAME = v1.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _DRAIN_S = 3.0
 # One task is prefetched for each `_PREFETCH_SHARE` running tasks.
 _PREFETCH_SHARE = 4
@@ -162,7 +163,7 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """The gRPC API. Each method converts the request, calls the engine, and converts the answer."""
+    """The calls of generation.proto. Each converts the request, calls the engine, and converts the answer."""
 
     def __init__(self, engine: Engine, rollouts: Rollouts, policies: Policies, next_run: NextRun | None = None) -> None:
         self._engine = engine
@@ -175,9 +176,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self._evaluations = evaluations or rollouts
         self._policies = policies
 
-    async def Generate(  # noqa: N802
-        self, request: generation_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
+    async def Generate(self, request: v1.GenerateRequest, context: Context) -> AsyncIterator[v1.GenerateResponse]:
         """The rollouts in order of completion. A cancelled call cancels its tasks.
 
         UNAVAILABLE without a policy, INVALID_ARGUMENT for a task, FAILED_PRECONDITION when another version is pinned.
@@ -188,49 +187,46 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         async with self._pinned(request):
             rollouts = self._evaluations if request.evaluation else self._rollouts
             async for rollout in rollouts.all_of(tasks):
-                yield generation_pb2.GenerateResponse(record=encode_rollout(rollout)[1])
+                yield v1.GenerateResponse(record=encode_rollout(rollout)[1])
 
-    def _pinned(self, request: generation_pb2.GenerateRequest) -> AbstractAsyncContextManager[None]:
+    def _pinned(self, request: v1.GenerateRequest) -> AbstractAsyncContextManager[None]:
         if not request.HasField("pin"):
             return nullcontext()
         if not 0 < request.pin.limit_s <= _LONGEST_PIN_S:
             raise InvalidMessage(f"pin.limit_s must be above 0 and at most {_LONGEST_PIN_S:.0f}")
         return self._policies.pinned(request.pin.policy_version, request.pin.limit_s)
 
-    async def UpdatePolicy(  # noqa: N802
-        self, request: generation_pb2.UpdatePolicyRequest, context: Context
-    ) -> generation_pb2.UpdatePolicyResponse:
+    async def UpdatePolicy(self, request: v1.UpdatePolicyRequest, context: Context) -> v1.UpdatePolicyResponse:
         """Load a policy, with `older` also one that is. After an error the old weights stay in use.
 
         FAILED_PRECONDITION for one that is older, INVALID_ARGUMENT when its files are not the manifest's or do not fit.
         """
         manifest = MANIFEST.of(request.manifest)
         pause_s = await self._policies.update(manifest, older=request.older)
-        return generation_pb2.UpdatePolicyResponse(policy_version=manifest.policy_version, pause_s=pause_s)
+        return v1.UpdatePolicyResponse(policy_version=manifest.policy_version, pause_s=pause_s)
 
-    async def Pause(  # noqa: N802
-        self, request: generation_pb2.GenerationServicePauseRequest, context: Context
-    ) -> generation_pb2.GenerationServicePauseResponse:
+    async def Pause(
+        self, request: v1.GenerationServicePauseRequest, context: Context
+    ) -> v1.GenerationServicePauseResponse:
         """Pause between two steps. INVALID_ARGUMENT when `limit_s` is not in the range that the protocol names."""
         limit_s = request.limit_s or _PAUSE_S
         if not 0 < limit_s <= _LONGEST_PAUSE_S:
             raise InvalidMessage(f"limit_s must be above 0 and at most {_LONGEST_PAUSE_S:.0f}")
         await self._engine.pause(limit_s)
-        return generation_pb2.GenerationServicePauseResponse()
+        return v1.GenerationServicePauseResponse()
 
-    async def Resume(  # noqa: N802
-        self, request: generation_pb2.GenerationServiceResumeRequest, context: Context
-    ) -> generation_pb2.GenerationServiceResumeResponse:
-        """End a pause."""
+    async def Resume(
+        self, request: v1.GenerationServiceResumeRequest, context: Context
+    ) -> v1.GenerationServiceResumeResponse:
         await self._engine.resume()
-        return generation_pb2.GenerationServiceResumeResponse()
+        return v1.GenerationServiceResumeResponse()
 
-    async def Status(  # noqa: N802
-        self, request: generation_pb2.GenerationServiceStatusRequest, context: Context
-    ) -> generation_pb2.GenerationServiceStatusResponse:
+    async def Status(
+        self, request: v1.GenerationServiceStatusRequest, context: Context
+    ) -> v1.GenerationServiceStatusResponse:
         """The state of the engine. The policy is that of the present run."""
         policy = self._policies.current
-        return generation_pb2.GenerationServiceStatusResponse(
+        return v1.GenerationServiceStatusResponse(
             engine=self._engine.name,
             policy_version=policy.policy_version if policy is not None else 0,
             has_policy=policy is not None,
@@ -241,13 +237,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             idle_s=self._engine.idle_s,
         )
 
-    async def ServeNextRun(  # noqa: N802
-        self, request: generation_pb2.ServeNextRunRequest, context: Context
-    ) -> generation_pb2.ServeNextRunResponse:
-        """Change to the next run. FAILED_PRECONDITION with the reason when the engine must be started again for it."""
+    async def ServeNextRun(self, request: v1.ServeNextRunRequest, context: Context) -> v1.ServeNextRunResponse:
         if self._next_run is None:
             raise RunRefused("this service has one run only")
-        return generation_pb2.ServeNextRunResponse(run_name=await self._next_run.change())
+        return v1.ServeNextRunResponse(run_name=await self._next_run.change())
 
 
 # The process.

@@ -47,16 +47,14 @@ from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.worker import sole_worker_id
-from nouscoder.v1 import learner_pb2, learner_pb2_grpc
+from nouscoder.v1 import learner_pb2 as v1
+from nouscoder.v1 import learner_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 
-# A rank other than 0.
-
-
 class RankFollower:
-    """Runs the message loop in one thread."""
+    """A rank other than 0, which runs the message loop in one thread."""
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self._config = config
@@ -134,10 +132,8 @@ class RankFollower:
             log.warning("a checkpoint failed: rank 0 decides when to try again", extra={"fault": str(error)})
 
 
-# The service of rank 0.
-
 _Context = grpc.aio.ServicerContext[object, object]
-_FULL_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
+_FULL_NAME = v1.DESCRIPTOR.services_by_name["LearnerService"].full_name
 
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
@@ -150,7 +146,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
 
 
 class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
-    """The gRPC API of the learner. Each method converts the request, calls the worker, and converts the answer."""
+    """The calls of learner.proto. Each converts the request, calls the worker, and converts the answer."""
 
     def __init__(
         self, worker: LearnerWorker, total_steps: int, policy_files: PolicyFiles, sender: PolicySender
@@ -160,12 +156,11 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         self._policy_files = policy_files
         self._sender = sender
 
-    async def Status(  # noqa: N802
-        self, request: learner_pb2.LearnerServiceStatusRequest, context: _Context
-    ) -> learner_pb2.LearnerServiceStatusResponse:
-        """The current state of the learner."""
+    async def Status(
+        self, request: v1.LearnerServiceStatusRequest, context: _Context
+    ) -> v1.LearnerServiceStatusResponse:
         status = self._worker.status()
-        answer = learner_pb2.LearnerServiceStatusResponse(
+        answer = v1.LearnerServiceStatusResponse(
             step=status.step,
             total_steps=self._total_steps,
             policy_version=status.policy_version,
@@ -182,67 +177,57 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             answer.tokens_per_second = status.last.tokens_per_second
         return answer
 
-    async def Pause(  # noqa: N802
-        self, request: learner_pb2.LearnerServicePauseRequest, context: _Context
-    ) -> learner_pb2.LearnerServicePauseResponse:
-        """Stop before the next batch."""
+    async def Pause(self, request: v1.LearnerServicePauseRequest, context: _Context) -> v1.LearnerServicePauseResponse:
         self._worker.pause()
-        return learner_pb2.LearnerServicePauseResponse()
+        return v1.LearnerServicePauseResponse()
 
-    async def Resume(  # noqa: N802
-        self, request: learner_pb2.LearnerServiceResumeRequest, context: _Context
-    ) -> learner_pb2.LearnerServiceResumeResponse:
-        """End a pause."""
+    async def Resume(
+        self, request: v1.LearnerServiceResumeRequest, context: _Context
+    ) -> v1.LearnerServiceResumeResponse:
         self._worker.resume()
-        return learner_pb2.LearnerServiceResumeResponse()
+        return v1.LearnerServiceResumeResponse()
 
-    async def Checkpoint(  # noqa: N802
-        self, request: learner_pb2.LearnerServiceCheckpointRequest, context: _Context
-    ) -> learner_pb2.LearnerServiceCheckpointResponse:
+    async def Checkpoint(
+        self, request: v1.LearnerServiceCheckpointRequest, context: _Context
+    ) -> v1.LearnerServiceCheckpointResponse:
         """Write a checkpoint after the steps of the batch in training, because checkpoints hold whole batches."""
         path, step = await self._worker.checkpoint()
-        return learner_pb2.LearnerServiceCheckpointResponse(path=str(path), step=step)
+        return v1.LearnerServiceCheckpointResponse(path=str(path), step=step)
 
-    async def KeepCheckpoint(  # noqa: N802
-        self, request: learner_pb2.KeepCheckpointRequest, context: _Context
-    ) -> AsyncIterator[learner_pb2.KeepCheckpointResponse]:
-        """A message when the state is copied, and one when the checkpoint is complete."""
-        kept = await self._worker.keep_checkpoint(request.from_version)
-        yield learner_pb2.KeepCheckpointResponse(policy_version=kept.policy_version)
+    async def KeepCheckpoint(
+        self, request: v1.KeepCheckpointRequest, context: _Context
+    ) -> AsyncIterator[v1.KeepCheckpointResponse]:
+        kept = await self._worker.checkpoints.keep(request.from_version)  # the caller bounds the wait
+        yield v1.KeepCheckpointResponse(policy_version=kept.policy_version)
         path = await kept.path()
-        yield learner_pb2.KeepCheckpointResponse(policy_version=kept.policy_version, path=str(path))
+        yield v1.KeepCheckpointResponse(policy_version=kept.policy_version, path=str(path))
 
-    async def ListPolicyFiles(  # noqa: N802
-        self, request: learner_pb2.ListPolicyFilesRequest, context: _Context
-    ) -> learner_pb2.ListPolicyFilesResponse:
+    async def ListPolicyFiles(
+        self, request: v1.ListPolicyFilesRequest, context: _Context
+    ) -> v1.ListPolicyFilesResponse:
         """The files of the first policy; NOT_FOUND while there are none."""
         files = await asyncio.to_thread(self._policy_files.first)
-        named = [learner_pb2.PolicyFile(name=f.name, sha256=f.sha256, num_bytes=f.num_bytes) for f in files]
-        return learner_pb2.ListPolicyFilesResponse(files=named)
+        named = [v1.PolicyFile(name=f.name, sha256=f.sha256, num_bytes=f.num_bytes) for f in files]
+        return v1.ListPolicyFilesResponse(files=named)
 
-    async def FetchPolicyFile(  # noqa: N802
-        self, request: learner_pb2.FetchPolicyFileRequest, context: _Context
-    ) -> AsyncIterator[learner_pb2.FetchPolicyFileResponse]:
-        """The contents of one file of the first policy."""
+    async def FetchPolicyFile(
+        self, request: v1.FetchPolicyFileRequest, context: _Context
+    ) -> AsyncIterator[v1.FetchPolicyFileResponse]:
         async for data in _pieces(partial(self._policy_files.open_first, request.name)):
-            yield learner_pb2.FetchPolicyFileResponse(data=data)
+            yield v1.FetchPolicyFileResponse(data=data)
 
-    async def FetchPolicy(  # noqa: N802
-        self, request: learner_pb2.FetchPolicyRequest, context: _Context
-    ) -> AsyncIterator[learner_pb2.FetchPolicyResponse]:
-        """The contents of a shard of a published policy."""
+    async def FetchPolicy(
+        self, request: v1.FetchPolicyRequest, context: _Context
+    ) -> AsyncIterator[v1.FetchPolicyResponse]:
         wanted = partial(self._policy_files.open_published, request.policy_version, request.name, request.sha256)
         async for data in _pieces(wanted):
-            yield learner_pb2.FetchPolicyResponse(data=data)
+            yield v1.FetchPolicyResponse(data=data)
 
-    async def SendPolicy(  # noqa: N802
-        self, request: learner_pb2.SendPolicyRequest, context: _Context
-    ) -> learner_pb2.SendPolicyResponse:
-        """Begin to send a policy from memory."""
+    async def SendPolicy(self, request: v1.SendPolicyRequest, context: _Context) -> v1.SendPolicyResponse:
         rendezvous = await asyncio.to_thread(
             self._sender.begin, request.policy_version, request.digest, request.num_receivers, request.base_digest
         )
-        return learner_pb2.SendPolicyResponse(
+        return v1.SendPolicyResponse(
             host=rendezvous.host, port=rendezvous.port, transfer=rendezvous.transfer.value, changes=rendezvous.changes
         )
 

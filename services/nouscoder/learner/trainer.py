@@ -272,7 +272,6 @@ class Trainer:
         return _Minibatch(scored, parts, [None] * len(parts), reference)
 
     def _rows(self, rollouts: Sequence[Rollout]) -> list[MicroBatch]:
-        """The rows of this rank."""
         models = [self.computing, *([] if self._reference is None else [self._reference.model])]
         budget = min(row_budget(model, self._settings.microbatch_tokens) for model in models)
         rows = rounds(input_lengths(rollouts), budget, self.ranks.num_rows, self._cost)

@@ -39,7 +39,7 @@ from nouscoder.learner.metrics.step import TrainedBatch
 from nouscoder.learner.model.computation import compute_dtype
 from nouscoder.learner.parallel.balance import flops_of_sums, measured_peak_flops
 from nouscoder.learner.publication.publisher import PolicySender, Publication, Recovery
-from nouscoder.learner.state.checkpoints import Checkpoints, KeptCheckpoint
+from nouscoder.learner.state.checkpoints import Checkpoints
 from nouscoder.learner.state.curriculum_copy import CurriculumCopy
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import BatchSeconds
@@ -112,7 +112,7 @@ class LearnerWorker:
         self._recovery = Recovery(core, broker, self._curriculum)
         self._publication = Publication(core, broker, metrics, self._thread, self._recovery, sender)
         kept = RunFiles.of(config).kept
-        self._checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication, kept)
+        self.checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication, kept)
         self._enter(LearnerState.STARTING)
         self._may_lease = asyncio.Event()
         self._may_lease.set()
@@ -143,7 +143,7 @@ class LearnerWorker:
                 log.info("the broker is away after the run", extra={"reason": str(error)})
                 continue
             if not status.finished and self._core.progress.policy_version < self._config.run.total_batches:
-                self._checkpoints.more_batches()
+                self.checkpoints.more_batches()
                 await self._to_the_end(status)
 
     async def _to_the_end(self, status: RunStatus) -> None:
@@ -154,7 +154,7 @@ class LearnerWorker:
         else:
             await self._catch_up(status)
             await self._train_batches()
-        self._checkpoints.no_more_batches()
+        self.checkpoints.no_more_batches()
         self._enter(LearnerState.FINISHED)
 
     async def stop(self) -> None:
@@ -164,7 +164,7 @@ class LearnerWorker:
         try:
             if self._state is not LearnerState.STARTING:
                 async with asyncio.timeout(_CHECKPOINT_LIMIT_S):
-                    await self._checkpoints.now()
+                    await self.checkpoints.now()
         except (NousCoderError, TimeoutError) as error:
             log.info("stopped without a checkpoint: a resume replays saved batches", extra={"reason": str(error)})
         finally:
@@ -176,7 +176,7 @@ class LearnerWorker:
         self._is_closing = True
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         await self._publication.close()
-        await self._checkpoints.close()
+        await self.checkpoints.close()
         await asyncio.to_thread(self._core.close)
 
     def pause(self) -> None:
@@ -198,14 +198,10 @@ class LearnerWorker:
             raise LearnerError("the learner is still starting: there is nothing to checkpoint yet")
         try:
             async with asyncio.timeout(_CHECKPOINT_LIMIT_S):
-                path = await self._checkpoints.now()
+                path = await self.checkpoints.now()
         except TimeoutError:
             raise LearnerError(f"no checkpoint was possible within {_CHECKPOINT_LIMIT_S:.0f} s") from None
         return path, int(path.name)
-
-    async def keep_checkpoint(self, from_version: int) -> KeptCheckpoint:
-        """See Checkpoints.keep. Nothing here bounds the wait: the caller does."""
-        return await self._checkpoints.keep(from_version)
 
     def status(self) -> TrainingStatus:
         """The current state."""
@@ -257,7 +253,7 @@ class LearnerWorker:
             leased, wait_s = await self._next_batch()
             if leased is None:
                 log.warning("another client finished the run", extra={"step": self._core.progress.step})
-                await self._checkpoints.now()
+                await self.checkpoints.now()
                 return
             batch, lease = leased
             async with self._broker.keep_leases() as keeper:
@@ -269,7 +265,7 @@ class LearnerWorker:
                 seconds = await self._hand_over(batch)
                 keeper.drop(lease.lease_id)
             await self._curriculum.after_batch()
-        await self._checkpoints.now()
+        await self.checkpoints.now()
         await self._curriculum.now()
         await self._recovery.settle(self._publication.newest)
         await self._broker.finish_run("every batch is trained")
@@ -376,7 +372,7 @@ class LearnerWorker:
 
         self._enter(LearnerState.CHECKPOINTING)
         started = time.monotonic()
-        await self._checkpoints.after_batch()
+        await self.checkpoints.after_batch()
         checkpoint_s = time.monotonic() - started
         self._metrics.waited(WaitReason.CHECKPOINT, checkpoint_s)
         return BatchSeconds(checkpoint=checkpoint_s, publish=publish_s)

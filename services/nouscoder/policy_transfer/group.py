@@ -57,11 +57,9 @@ class TransferGroup(Protocol):
 
     def broadcast(self, piece: Tensor) -> None:
         """Send rank 0's `piece`, or receive it; uint8 [at most PIECE_BYTES] on the CPU. Raises TransferError."""
-        ...
 
     def close(self) -> None:
         """Close the connections. The others notice it at once if they still wait for a piece."""
-        ...
 
 
 def open_rendezvous(host: str, num_ranks: int, transfer: WeightTransfer) -> tuple[Rendezvous, Store]:
@@ -120,7 +118,6 @@ class GlooGroup:
         self._group: Any = ProcessGroupGloo(store, rank, num_ranks, timedelta(seconds=SILENCE_LIMIT_S))
 
     def broadcast(self, piece: Tensor) -> None:
-        """As TransferGroup.broadcast."""
         with _failing_as("the connection failed"):
             self._group.broadcast([piece], _from_rank_0()).wait()
 
@@ -142,7 +139,6 @@ class NcclGroup:
             self._group: Any = dist.ProcessGroupNCCL(store, rank, num_ranks, dist.ProcessGroupNCCL.Options())
 
     def broadcast(self, piece: Tensor) -> None:
-        """As TransferGroup.broadcast."""
         part = self._buffer[: len(piece)]
         with _failing_as("NCCL failed"), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if self._rank == 0:
@@ -280,7 +276,6 @@ class IpcGroup:
         return shared.data
 
     def broadcast(self, piece: Tensor) -> None:
-        """As TransferGroup.broadcast."""
         half, number = self._halves[self._next % 2][: len(piece)], self._next
         with _failing_as("the connection failed"):
             if self._rank == 0:
@@ -295,7 +290,6 @@ class IpcGroup:
         self._next += 1
 
     def close(self) -> None:
-        """As TransferGroup.close."""
         key = f"there/{self._next}" if self._rank == 0 else f"read/{self._next}/{self._rank}"
         with suppress(RuntimeError):  # the sender has left, and its store with it
             self._store.set(key, _LEFT)

@@ -15,26 +15,10 @@ from typing import Any
 
 from nouscoder.errors import Unusable
 from nouscoder.input_file import regular
-from nouscoder.recorded_evaluations import AFTER, BEFORE, evaluation_files
+from nouscoder.recorded_evaluations import AFTER, BEFORE, EvaluatedSample, evaluation_files
 
 Record = Mapping[str, Any]
 Loads = Callable[..., object]
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationSample:
-    """A rollout on a held-out problem, with its verdict."""
-
-    problem_id: str
-    family: str
-    prompt: str
-    program: str
-    verdict: str
-
-    @property
-    def accepted(self) -> bool:
-        """Whether every hidden test passed."""
-        return self.verdict == "accepted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +30,7 @@ class EvaluationData:
     num_problems: int | None
     num_rollouts: int | None
     by_family: dict[str, float]
-    samples: tuple[EvaluationSample, ...]
+    samples: tuple[EvaluatedSample, ...]
     standard_error: float | None = None
     pass_at_k: Mapping[int, float] = field(default_factory=dict)
     by_language: dict[str, float] = field(default_factory=dict)
@@ -244,7 +228,7 @@ def evaluation_of(record: Record | None) -> EvaluationData | None:
     listed = found if isinstance(found, list) else []
     names = ("problem_id", "family", "prompt", "program", "verdict")
     samples = tuple(
-        EvaluationSample(*(_text(item, name) for name in names)) for item in listed if isinstance(item, Mapping)
+        EvaluatedSample(*(_text(item, name) for name in names)) for item in listed if isinstance(item, Mapping)
     )
     return EvaluationData(
         pass_at_1=number(record, "pass_at_1"),
@@ -271,7 +255,7 @@ def _rates(value: object) -> dict[str, float]:
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
-def _rates_of(samples: Iterable[EvaluationSample]) -> dict[str, float]:
+def _rates_of(samples: Iterable[EvaluatedSample]) -> dict[str, float]:
     passed: dict[str, list[bool]] = {}
     for sample in samples:
         passed.setdefault(sample.family, []).append(sample.accepted)

@@ -16,9 +16,10 @@ from typing import Any
 
 from nouscoder.atomic_files import numbered, write_whole
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.recorded_evaluations import EvaluatedSample
 from nouscoder.report.charts import format_number
 from nouscoder.report.markup import asset, clip, escape, html_page, section, tiles, visible
-from nouscoder.report.run_data import EvaluationData, EvaluationSample, TrainingSample, number, read_run
+from nouscoder.report.run_data import EvaluationData, TrainingSample, number, read_run
 
 _NUM_TRAINING_SAMPLES = 24
 
@@ -40,8 +41,8 @@ _SHOWN = {Change.GAINED: 6, Change.LOST: 3, Change.STILL_FAILING: 4, Change.KEPT
 class ProgramPair:
     """A rollout before training and one after it, on the same problem."""
 
-    before: EvaluationSample
-    after: EvaluationSample
+    before: EvaluatedSample
+    after: EvaluatedSample
 
     @property
     def change(self) -> Change:
@@ -55,7 +56,7 @@ def pairs(before: EvaluationData | None, after: EvaluationData | None) -> list[P
     """Pairs of rollouts of the same problem, in order. An evaluation holds the first rollout of each problem."""
     if before is None or after is None:
         return []
-    waiting: dict[str, list[EvaluationSample]] = {}
+    waiting: dict[str, list[EvaluatedSample]] = {}
     for sample in after.samples:
         waiting.setdefault(sample.problem_id, []).append(sample)
     return [ProgramPair(sample, queue.pop(0)) for sample in before.samples if (queue := waiting.get(sample.problem_id))]
@@ -109,7 +110,7 @@ def _pair_card(pair: ProgramPair) -> str:
     )
 
 
-def _side(title: str, sample: EvaluationSample) -> str:
+def _side(title: str, sample: EvaluatedSample) -> str:
     return f"<div><p>{title} {badge(sample.verdict)}</p>{_program(sample.program)}</div>"
 
 
@@ -130,8 +131,6 @@ def _program(program: str) -> str:
         return '<p class="empty">(empty)</p>'
     return f'<pre class="program" tabindex="0"><code>{escape(clip(program))}</code></pre>'
 
-
-# rollouts.html.
 
 # What a page holds at most, so that a browser can show it.
 MAX_TOKENS = 400_000

@@ -207,6 +207,5 @@ def _steps(num_pairs: int, settings: TrainingSettings) -> list[list[int]]:
 
 
 def _rate(step: int, num_steps: int, warmup_share: float) -> float:
-    """The share of the learning rate at a step."""
     warmup = max(1, round(warmup_share * num_steps))
     return min((step + 1) / warmup, (num_steps - step) / max(1, num_steps - warmup), 1.0)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from nouscoder.domain.policy import Rendezvous, Shard, WeightTransfer
+from nouscoder.domain.policy import PolicyFile, Rendezvous, Shard, WeightTransfer
 from nouscoder.rpc.channel import PeerError, ServiceClient
 from nouscoder.rpc.convert import WirePair
 from nouscoder.rpc.tls import ChannelTls
@@ -35,17 +35,8 @@ class LearnerStatus:
     tokens_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A file of the first policy's folder, as the learner has it."""
-
-    name: str
-    sha256: str
-    num_bytes: int
-
-
 _STATUS = WirePair(LearnerStatus, learner_pb2.LearnerServiceStatusResponse)
-_FILE = WirePair(RemoteFile, learner_pb2.PolicyFile)
+_FILE = WirePair(PolicyFile, learner_pb2.PolicyFile)
 
 
 class LearnerClient(ServiceClient["learner_pb2_grpc.LearnerServiceAsyncStub"]):
@@ -60,7 +51,7 @@ class LearnerClient(ServiceClient["learner_pb2_grpc.LearnerServiceAsyncStub"]):
         answer = await self._call(lambda: self._stub.Status(request, timeout=_STATUS_LIMIT_S))
         return _STATUS.of(answer)
 
-    async def first_files(self) -> list[RemoteFile]:
+    async def first_files(self) -> list[PolicyFile]:
         """The files of the run's first policy. Raises PeerNotFound while there are none."""
         request = learner_pb2.ListPolicyFilesRequest()
         answer = await self._call(lambda: self._stub.ListPolicyFiles(request, timeout=_LIST_LIMIT_S))

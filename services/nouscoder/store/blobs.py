@@ -126,7 +126,6 @@ class FolderBlobs:
         self._has_unsynced = False
 
     def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
-        """See Blobs."""
         path = f"{self._folder}/{_checked(name)}"
         if self._bulk and not os.path.exists(path) and (small := _small(data)) is not None:
             with _pack_faults(path):
@@ -172,7 +171,6 @@ class FolderBlobs:
             _put_pieces(self, name, source)
 
     def sync(self) -> None:
-        """See Blobs."""
         if self._bulk:
             with _pack_faults(str(self._folder)):
                 self._packed.flush()
@@ -185,7 +183,6 @@ class FolderBlobs:
             return self._packed.read(name)
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See Blobs."""
         path = self._folder / _checked(name)
         try:
             with path.open("rb") as file:
@@ -200,7 +197,6 @@ class FolderBlobs:
             raise BlobsUnavailable(f"{path} cannot be read: {error.strerror or error}") from error
 
     def exists(self, name: str) -> bool:
-        """See Blobs."""
         path = f"{self._folder}/{_checked(name)}"
         try:
             return S_ISREG(os.stat(path).st_mode)
@@ -210,7 +206,6 @@ class FolderBlobs:
             raise BlobsUnavailable(f"{path} cannot be looked up: {error.strerror or error}") from error
 
     def delete(self, name: str) -> None:
-        """See Blobs."""
         try:
             (self._folder / _checked(name)).unlink(missing_ok=True)
             with _pack_faults(f"{self._folder}/{name}"):
@@ -219,7 +214,6 @@ class FolderBlobs:
             raise BlobsUnavailable(f"{self._folder / name} cannot be deleted: {error.strerror or error}") from error
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """See Blobs."""
         with _pack_faults(f"{self._folder}/{prefix}"):
             packed = self._packed.list(prefix)
         yield from (BlobInfo(*found) for found in packed if not (self._folder / found[0]).exists())
@@ -263,19 +257,16 @@ class ObjectBlobs:
         self._store = store
 
     def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
-        """See Blobs."""
         with _object_faults(f"{name} cannot be written"):
             self._store.put(_checked(name), data)
 
     def copy(self, name: str, source: Blobs) -> None:
-        """See Blobs."""
         _put_pieces(self, name, source)
 
     def sync(self) -> None:
         """See Blobs. Nothing to do: an object is durable when `put` returns."""
 
     def read(self, name: str) -> Iterator[bytes]:
-        """See Blobs."""
         with _object_faults(f"{name} cannot be read"):
             try:
                 for piece in self._store.get(_checked(name)).stream(min_chunk_size=CHUNK_BYTES):
@@ -284,19 +275,16 @@ class ObjectBlobs:
                 raise NoSuchBlob(f"there is no {name}") from None
 
     def exists(self, name: str) -> bool:
-        """See Blobs."""
         with _object_faults(f"{name} cannot be looked up"), suppress(FileNotFoundError):
             self._store.head(_checked(name))
             return True
         return False
 
     def delete(self, name: str) -> None:
-        """See Blobs."""
         with _object_faults(f"{name} cannot be deleted"), suppress(FileNotFoundError):
             self._store.delete(_checked(name))
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """See Blobs."""
         with _object_faults(f"{prefix} cannot be listed"):
             for found in self._store.list(prefix):
                 for item in found:

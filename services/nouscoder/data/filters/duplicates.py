@@ -103,7 +103,6 @@ class NearDuplicates(Step):
     against: list[str] = Field([], description="problem files of evaluation sets")
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         index = NearIndex(self.threshold, self.shingle)
         for label, prompt in evaluation_prompts(self.against, context):
             index.add(label, prompt)
@@ -208,7 +207,6 @@ class ExactDuplicates(Step):
     filter: Literal["exact_duplicates"]
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         first: dict[bytes, str] = {}
         dropped = {}
         for one in candidates:
@@ -232,7 +230,6 @@ class Decontaminate(Step):
     )
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         known = _EvaluationSets(self.ngram)
         for name, prompt in evaluation_prompts(self.against, context):
             known.add(name, prompt)

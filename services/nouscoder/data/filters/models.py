@@ -62,7 +62,6 @@ class Answers(Step):
         return self
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         types = {one.problem_id: str(one.record.values["tests_type"]) for one in candidates}
         found: dict[str, list[tuple[int, bool]]] = defaultdict(list)
         for answer in checked_records(context.folder / self.file, AnswerBody):
@@ -176,7 +175,6 @@ class EmbeddingQuestion(Question):
     """A request of the embedding of a `text`."""
 
     async def ask(self, server: OpenAIServer) -> dict[str, Any]:
-        """See Question."""
         [vector] = await server.embed(self.served.model, [self.asked["text"]])
         return {"answer": base64.b64encode(np.array(vector, "<f4").tobytes()).decode()}
 

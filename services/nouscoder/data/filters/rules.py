@@ -172,7 +172,6 @@ class _ByPassRate(Step):
         return self
 
     def how_to_get(self, file: Path, problems: Path) -> str:
-        """See Step."""
         measured = f"`nouscoder eval {problems} --policy MODEL --n 8 --out {file}`"
         return f": pass rates, which {measured} measures with a GPU; then give this command again"
 
@@ -209,7 +208,6 @@ class PassRate(_ByPassRate):
         return self
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         counts, dropped = self.counts(candidates, context)
         values = {}
         for problem_id, count in counts.items():
@@ -244,7 +242,6 @@ class Potential(_ByPassRate):
     share: float = Field(1.0, gt=0, le=1, description="share of the problems that is kept")
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         counts, dropped = self.counts(candidates, context)
         # A stable order: problems of the same potential stay in the order of the file.
         potentials = {problem_id: potential(count.rate) for problem_id, count in counts.items()}
@@ -266,7 +263,6 @@ class Hardest(_ByPassRate):
     share: float = Field(0.25, gt=0, le=1, description="share of the problems that is kept")
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         counts, dropped = self.counts(candidates, context)
         ranked = sorted(counts, key=lambda problem_id: counts[problem_id].rate)  # stable, as that of Potential
         for problem_id in ranked[round(self.share * len(ranked)) :]:
@@ -286,7 +282,6 @@ class Sample(Step):
     seed: int = 0
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         names = sorted(one.problem_id for one in candidates)
         chosen = set(random.Random(self.seed).sample(names, min(self.count, len(names))))
         return StepOutcome({name: "not sampled: by the seed" for name in names if name not in chosen})

@@ -107,7 +107,6 @@ class Rule(Step):
     """Base of the filters that look at one problem at a time."""
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         reasons = ((one.problem_id, self._reason(one)) for one in candidates)
         return StepOutcome({problem_id: reason for problem_id, reason in reasons if reason})
 

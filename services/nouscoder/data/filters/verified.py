@@ -136,7 +136,6 @@ class ReferencesPass(Step):
     without: Literal["keep", "drop"] = Field("keep", description="problems without a reference solution")
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         accepted, table = _graded(self._programs(candidates, context), context)
         dropped, notes = {}, {}
         for one in candidates:
@@ -173,7 +172,6 @@ class WrongSolutionsFail(Step):
     allowed: int = Field(0, ge=0, description="wrong solutions that may pass")
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        """See Step."""
         accepted, table = _graded(self._programs(candidates, context), context)
         passing = {problem_id: count for problem_id, count in accepted.items() if count > self.allowed}
         return StepOutcome({one: f"wrong solutions pass: {count}" for one, count in passing.items()}, {}, table)

@@ -82,7 +82,6 @@ class FakeEngine(StepEngine[_Row]):
 
     @property
     def running(self) -> Collection[_Row]:
-        """Requests being decoded."""
         return self._running.values()
 
     def _row(self, request: SampleRequest, max_tokens: int) -> _Row:

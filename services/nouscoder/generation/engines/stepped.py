@@ -197,27 +197,22 @@ class SteppedEngine:
 
     @property
     def policy_version(self) -> int | None:
-        """Version of the weights in use."""
         return self._engine.policy_version
 
     @property
     def num_running(self) -> int:
-        """Requests being decoded."""
         return self._engine.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests waiting for a place."""
         return self._engine.num_waiting
 
     @property
     def num_tokens(self) -> int:
-        """Tokens sampled since the start."""
         return self._engine.num_tokens
 
     @property
     def paused(self) -> bool:
-        """Whether decoding is paused."""
         return self._paused_until_s is not None
 
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
@@ -254,11 +249,9 @@ class SteppedEngine:
         await self._ask(lambda: setattr(self, "_paused_until_s", time.monotonic() + limit_s))
 
     async def resume(self) -> None:
-        """End a pause."""
         await self._ask(lambda: setattr(self, "_paused_until_s", None))
 
     async def failed(self) -> None:
-        """Wait until the engine fails, then raise its error."""
         await asyncio.shield(self._failure)
 
     def _new_future(self) -> asyncio.Future[Any]:

@@ -121,14 +121,12 @@ class TorchEngine(StepEngine[Row]):
 
     @property
     def running(self) -> list[Row]:
-        """Requests being decoded."""
         return self._slots.rows
 
     def _row(self, request: SampleRequest, max_tokens: int) -> Row:
         return Row(request, max_tokens)
 
     def cancel(self, request_id: str) -> None:
-        """Remove a request."""
         if self._waiting.pop(request_id, None) is None:
             rows = enumerate(self._slots.rows)
             self._slots.leave([slot for slot, row in rows if row.request.request_id == request_id])
@@ -233,13 +231,7 @@ class TorchEngine(StepEngine[Row]):
         return finished
 
 
-# The decoder.
-
-
 SLOTS_ATTENTION = "nouscoder_slots"
-
-
-# What the registries get.
 
 
 def slots_mask(
@@ -290,8 +282,6 @@ def slots_attention(
 AttentionInterface.register(SLOTS_ATTENTION, slots_attention)
 AttentionMaskInterface.register(SLOTS_ATTENTION, slots_mask)
 
-
-# The model.
 
 # Bounds of the check: on the largest difference of a log-probability in float32, where another order of the sums makes
 # 1e-5 to 1e-3; on the mean difference in 16 bits, where rounding makes 0.01 to 0.1.

@@ -113,22 +113,18 @@ class VllmEngine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests waiting for a place."""
         return self._requests.num_waiting
 
     @property
     def progress(self) -> Mapping[str, int]:
-        """Tokens sampled so far of each request being decoded, by request id."""
         return self._requests.progress
 
     @property
     def paused(self) -> bool:
-        """Whether decoding is paused."""
         return self._paused_until_s is not None
 
     @property
     def idle_s(self) -> float:
-        """Seconds without decoding since the start."""
         return self._clock.idle_s
 
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
@@ -192,13 +188,11 @@ class VllmEngine:
                 raise
 
     async def resume(self) -> None:
-        """End a pause."""
         async with self._change():
             self._paused_until_s = None
             await self._control.resume()
 
     async def failed(self) -> None:
-        """Wait until the engine fails, then raise its error."""
         await asyncio.shield(self._failure)
 
     def _admit(self) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion, FinishReason
+from nouscoder.errors import first_error
 from nouscoder.generation.engines.base import Engine, SampleRequest
 from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.http_server.memory_budget import charge_decoded
@@ -136,7 +137,7 @@ class ApiSampler:
         self, wanted: Sequence[WantedCompletion], client: str, limit_s: float
     ) -> AsyncGenerator[tuple[int, CompletionPiece]]:
         """The pieces as they come, with their completion's place. Raises as `whole`, and TimeoutError."""
-        coming: asyncio.Queue[tuple[int, CompletionPiece] | Exception] = asyncio.Queue()
+        coming: asyncio.Queue[tuple[int, CompletionPiece] | BaseException] = asyncio.Queue()
 
         async def take(position: int, one: WantedCompletion) -> None:
             async with aclosing(self._pieces(one, client, is_first=not position)) as pieces:
@@ -150,14 +151,14 @@ class ApiSampler:
                     for position, one in enumerate(wanted):
                         group.create_task(take(position, one))
             except* Exception as errors:  # whatever it is, the reader of the pieces must get it
-                coming.put_nowait(_first(errors))
+                coming.put_nowait(first_error(errors))
 
         producing = asyncio.create_task(produce())
         try:
             unfinished = len(wanted)
             while unfinished:
                 found = await coming.get()
-                if isinstance(found, Exception):
+                if isinstance(found, BaseException):
                     raise found
                 yield found
                 unfinished -= found[1].ending is not None
@@ -253,12 +254,6 @@ def _joined(pieces: Sequence[CompletionPiece]) -> CompletionPiece:
         logprobs=[logprob for piece in pieces for logprob in piece.logprobs],
         ending=pieces[-1].ending,
     )
-
-
-def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
-    """The first error of a group, which may hold groups."""
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _end(tasks: Sequence[asyncio.Task[object]]) -> None:

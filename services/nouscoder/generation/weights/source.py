@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from nouscoder.atomic_files import sha256_of
-from nouscoder.domain.policy import PolicyManifest, Shard, Transport
+from nouscoder.domain.policy import PolicyFile, PolicyManifest, Shard, Transport
 from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.weights.cache import PolicyCache, PolicyGone, PolicyUnusable
 from nouscoder.policy_folder.weights_files import FileState, state_of
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBusy, PeerError, PeerNotFound, PeerUnreachable
-from nouscoder.rpc.learner_client import LearnerClient, RemoteFile
+from nouscoder.rpc.learner_client import LearnerClient
 
 if TYPE_CHECKING:
     from nouscoder.generation.engines.vllm import VllmEngine
@@ -189,7 +189,7 @@ class LearnerSource:
     async def _keep(self, version: int, path: Path, shard: Shard) -> None:
         await self._cache.keep_shard(path, shard, self._client.shard(version, shard))
 
-    async def _keep_first(self, file: RemoteFile) -> None:
+    async def _keep_first(self, file: PolicyFile) -> None:
         await self._cache.keep_first(file.name, file.sha256, file.num_bytes, self._client.first_file(file.name))
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:

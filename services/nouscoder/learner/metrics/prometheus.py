@@ -83,7 +83,6 @@ class _EvaluationCollector(Collector):
         self._evaluations = evaluations
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics at one instant."""
         none: Figures = {"policy_version": -1, "pass_at_1": 0.0}
         figures = next(reversed(self._evaluations.figures()), none)
         rates = {"1": figures["pass_at_1"], **figures.get("pass_at_k", {})}

@@ -25,8 +25,6 @@ from transformers import PreTrainedModel
 from nouscoder.domain.rollout import Rollout
 from nouscoder.policy_folder.policy_tensors import routers_of
 
-# The recorded experts of the rollouts of a row.
-
 NOT_RECORDED = -1
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -74,9 +72,6 @@ def _recorded(rollout: Rollout) -> Ids | None:
     return np.frombuffer(found.ids, found.ids.format).reshape(-1, found.num_layers, found.top_k)
 
 
-# The layers that use them.
-
-
 def replay_experts(model: PreTrainedModel) -> None:
     """Have the layers take `experts` [length, layers, top_k] as an argument of the forward pass. Names stay.
 
@@ -103,7 +98,6 @@ class _Replay:
         self._chosen: Tensor | None = None
 
     def of_layer(self, forward: Callable[..., Any], *inputs: Any, experts: Tensor | None = None, **more: Any) -> Any:
-        """The forward pass of the layer."""
         if experts is not None:
             if experts.shape[1:] != self._form:
                 raise ValueError(

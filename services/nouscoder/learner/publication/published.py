@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import prune, sha256_of, whole_folder
-from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
+from nouscoder.domain.policy import PolicyDelta, PolicyFile, PolicyManifest, Shard, Transport
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.model.weights import adapter_weights, weights_of
 from nouscoder.learner.parallel.ranks import Ranks
@@ -261,15 +261,6 @@ class NoSuchPolicyFile(NousCoderError):
     """The file does not exist or was pruned. The message names it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyFile:
-    """One file in the folder of the first policy."""
-
-    name: str
-    sha256: str
-    num_bytes: int
-
-
 class PolicyFiles:
     """The policy files of one run. Methods read the disk, so do not call them in the event loop."""
 
@@ -319,7 +310,6 @@ class PolicyFiles:
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
-    """The paths of the files of a policy folder, by name."""
     if not folder.is_dir():
         return {}
     return {path.name: path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()}

@@ -148,8 +148,6 @@ def ledger_record(ledger: Ledger) -> dict[str, Any]:
     return asdict(ledger) | {"balanced": ledger.balanced}
 
 
-# The events.
-
 TICK_S = 1.0
 LONGEST_S = 3600.0
 _BEAT_S = 10.0  # a comment at least this often shows that the other side is there
@@ -187,7 +185,6 @@ class _News:
         self._ended: int | None = -1
 
     def look(self) -> Iterator[bytes]:
-        """The events that are due."""
         ended = _changed_ns(self._folder / "summary.json")
         if ended != self._ended:
             self._ended = ended

@@ -293,11 +293,9 @@ class Grading(Protocol):
     @property
     def unfinished(self) -> int:
         """Submissions that wait or run."""
-        ...
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
         """The verdict of one submission. Raises InvalidSubmission and QueueFull."""
-        ...
 
 
 class GraderDecorator:
@@ -332,9 +330,6 @@ async def local_grader(
         if grader is not None:
             await grader.close()
         await sandbox.close()
-
-
-# Math tests, beside the slots.
 
 
 class MathLane:

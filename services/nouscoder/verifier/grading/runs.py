@@ -199,7 +199,6 @@ def _partner(program: JudgeProgram, limits: Limits, fetch: tuple[str, ...] = ())
 
 
 async def _run(session: Session, judge: Judge, tests: Tests, index: int) -> Ran:
-    """Run one process for this test."""
     if takes_long(tests, index):
         stdin, arguments = await in_turn(judge.stdin, index), await in_turn(judge.arguments, index)
     else:

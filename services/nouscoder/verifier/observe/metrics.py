@@ -69,7 +69,6 @@ class _Scraped(Collector):
         self.threads: Callable[[], Mapping[str, tuple[int, float]]] = dict
 
     def collect(self) -> Iterator[Metric]:
-        """The current values."""
         oldest_s, num_clients = self.queue()
         yield GaugeMetricFamily(f"{_PREFIX}queue_depth", "Submissions waiting for a sandbox", self.waiting)
         yield GaugeMetricFamily(f"{_PREFIX}queue_oldest_age_seconds", "Wait of the oldest waiting submission", oldest_s)

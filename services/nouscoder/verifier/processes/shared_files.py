@@ -115,7 +115,6 @@ class SharedRuns(OtherProcesses):
 
     @property
     def rest_until_s(self) -> float:
-        """See `OtherProcesses`."""
         return self._times[_REST]
 
     @rest_until_s.setter
@@ -124,23 +123,19 @@ class SharedRuns(OtherProcesses):
 
     @property
     def num_running(self) -> int:
-        """See `OtherProcesses`."""
         return sum(self._words[at + _RUNNING] for at in self._others)
 
     @property
     def is_closed(self) -> bool:
-        """See `OtherProcesses`."""
         by_other = self._words[_OWNER] not in (0, 1 + self._index)
         return by_other and time.monotonic() < self._times[_UNTIL]
 
     def entered(self) -> object:
-        """See `OtherProcesses`."""
         self._words[self._own + _RUNNING] += 1
         self._words[self._own + _BEGUN] += 1
         return self._num_begun() if not self.num_running else -1
 
     def left(self, mark: object) -> bool:
-        """See `OtherProcesses`."""
         self._words[self._own + _RUNNING] -= 1
         return mark != self._num_begun()
 
@@ -148,17 +143,14 @@ class SharedRuns(OtherProcesses):
         return sum(self._words[at + _BEGUN] for at in self._others)
 
     def close(self, seconds: float) -> None:
-        """See `OtherProcesses`."""
         self._times[_UNTIL] = time.monotonic() + seconds
         self._words[_OWNER] = 1 + self._index
 
     def open(self) -> None:
-        """See `OtherProcesses`."""
         if self._words[_OWNER] == 1 + self._index:
             self._words[_OWNER] = 0
 
     def try_turn(self) -> bool:
-        """See `OtherProcesses`."""
         try:
             fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -166,7 +158,6 @@ class SharedRuns(OtherProcesses):
         return True
 
     def give_turn(self) -> None:
-        """See `OtherProcesses`."""
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def clear(self, index: int) -> None:

@@ -8,42 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nouscoder.verifier.sandbox.base import (
-    CompileFailed,
-    CompileStarved,
-    Dialogue,
-    Exit,
-    PartnerCompileFailed,
-    Program,
-    RunResult,
-    Sandbox,
-    SandboxError,
-    SandboxUnavailable,
-    Session,
-)
-from nouscoder.verifier.sandbox.spill_over import SpillOverSandbox
+from nouscoder.verifier.sandbox.base import CompileFailed as CompileFailed
+from nouscoder.verifier.sandbox.base import CompileStarved as CompileStarved
+from nouscoder.verifier.sandbox.base import Dialogue as Dialogue
+from nouscoder.verifier.sandbox.base import Exit as Exit
+from nouscoder.verifier.sandbox.base import PartnerCompileFailed as PartnerCompileFailed
+from nouscoder.verifier.sandbox.base import Program as Program
+from nouscoder.verifier.sandbox.base import RunResult as RunResult
+from nouscoder.verifier.sandbox.base import Sandbox as Sandbox
+from nouscoder.verifier.sandbox.base import SandboxError as SandboxError
+from nouscoder.verifier.sandbox.base import SandboxUnavailable as SandboxUnavailable
+from nouscoder.verifier.sandbox.base import Session as Session
+from nouscoder.verifier.sandbox.spill_over import SpillOverSandbox as SpillOverSandbox
 from nouscoder.verifier.toolchains.libraries import CannotOffer, is_hidden, library_folders
 
 if TYPE_CHECKING:
     from nouscoder.config import SandboxSection, VerifierSection
-
-__all__ = [
-    "CompileFailed",
-    "CompileStarved",
-    "Dialogue",
-    "Exit",
-    "PartnerCompileFailed",
-    "Program",
-    "RunResult",
-    "Sandbox",
-    "SandboxError",
-    "SandboxUnavailable",
-    "Session",
-    "SpillOverSandbox",
-    "open_backends",
-    "open_sandbox",
-    "with_libraries",
-]
 
 
 def open_backends(section: VerifierSection) -> SpillOverSandbox:

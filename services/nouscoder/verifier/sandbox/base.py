@@ -136,21 +136,18 @@ class Dialogue(Protocol):
 
     async def say(self, data: bytes) -> None:
         """Send input to the program, and let it continue if it is held. A program that has ended drops it."""
-        ...
 
     async def hear(self, limit_s: float) -> bytes | RunResult:
         """The next output of the program, or its result when it has ended.
 
         Raises TimeoutError after `limit_s` seconds. The dialogue can then only be left.
         """
-        ...
 
     async def hold(self) -> RunResult | None:
         """Stop every process of the program until the next `say`, and drop output that was not heard.
 
         Returns the result if the program has ended, else None.
         """
-        ...
 
 
 class Session(Protocol):
@@ -164,7 +161,6 @@ class Session(Protocol):
         Raises SandboxError when the sandbox (not the candidate) fails, and ValueError for what `check_run_input`
         refuses.
         """
-        ...
 
     async def dialogue_with(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
@@ -178,7 +174,6 @@ class Session(Protocol):
         came, and its partner's CPU time while it waits for one; together at most the time by which the partner's wall
         time limit exceeds its own. Raises what `run` raises.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +217,15 @@ class Sandbox(Protocol):
     @property
     def isolation(self) -> tuple[str, ...]:
         """The layers of isolation between a candidate and the host, once started. Shown in Capabilities."""
-        ...
 
     async def start(self) -> None:
         """Start the slots. Raises SandboxUnavailable with one clear sentence."""
-        ...
 
     def session(self, program: Program) -> AbstractAsyncContextManager[Session]:
         """A fresh sandbox for one submission. Waits for a free slot. Leaving the context kills everything inside.
 
         Raises CompileFailed on entry when the code does not compile, SandboxError when no sandbox could be made.
         """
-        ...
 
     def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
@@ -244,7 +236,6 @@ class Sandbox(Protocol):
         the first one is a slot of the pool, so all together need one slot like a session, and cannot deadlock. Raises
         PartnerCompileFailed on entry when a partner does not compile.
         """
-        ...
 
     def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
         """Like `session`, with one run of the program that talks with the caller.
@@ -252,11 +243,9 @@ class Sandbox(Protocol):
         The limits are those of one run. Its wall time counts from the start, also while it is held. Leaving the context
         ends the program.
         """
-        ...
 
     async def close(self) -> None:
         """Kill every process of every slot and wait for them."""
-        ...
 
 
 class Cap(StrEnum):

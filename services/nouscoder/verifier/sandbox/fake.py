@@ -83,7 +83,6 @@ class FakeSandbox(Sandbox):
 
     @contextlib.asynccontextmanager
     async def session(self, program: Program) -> AsyncIterator[FakeSession]:
-        """See `Sandbox.session`."""
         if not self._open:
             raise SandboxError("the sandbox is not open")
         async with self._slots:
@@ -94,7 +93,6 @@ class FakeSandbox(Sandbox):
     async def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AsyncIterator[tuple[FakeSession, ...]]:
-        """See `Sandbox.with_partners`."""
         async with self.session(program) as first:
             try:
                 others = [self._compiled(one) for one in (partner, checker) if one is not None]
@@ -104,7 +102,6 @@ class FakeSandbox(Sandbox):
 
     @contextlib.asynccontextmanager
     async def dialogue(self, program: Program) -> AsyncIterator[FakeDialogue]:
-        """See `Sandbox.dialogue`."""
         async with self.session(program):
             yield FakeDialogue(self._table.get(program.code, echo))
 
@@ -131,7 +128,6 @@ class FakeDialogue:
         self.is_held = False
 
     async def say(self, data: bytes) -> None:
-        """See `Dialogue`."""
         self.is_held = False
         if self._result is not None:
             return
@@ -143,14 +139,12 @@ class FakeDialogue:
             self._heard.put_nowait(result)
 
     async def hear(self, limit_s: float) -> bytes | RunResult:
-        """See `Dialogue`."""
         if self._result is not None and self._heard.empty():
             return self._result
         async with asyncio.timeout(limit_s):
             return await self._heard.get()
 
     async def hold(self) -> RunResult | None:
-        """See `Dialogue`."""
         self.is_held = True
         while not self._heard.empty():
             self._heard.get_nowait()
@@ -168,7 +162,6 @@ class FakeSession:
     async def run(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> RunResult:
-        """See `Session.run`."""
         check_run_input(self._program, args, files)
         self._sandbox.inputs.append(RunInput(self._program.code, stdin, args, dict(files)))
         await asyncio.sleep(0)

@@ -13,8 +13,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from nouscoder.errors import NousCoderError
 from nouscoder.private_folder import is_trusted, user_cache
 from nouscoder.verifier.harness import __file__ as _harness_init
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
@@ -54,23 +56,36 @@ def _digest() -> str:
 
 
 def _compile(library: Path) -> None:
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise SandboxUnavailable(
-            f"the sandbox cannot start: its init is not compiled in {library.parent}, and there is no C compiler to"
-            " compile it (on Debian: apt-get install gcc libc6-dev)"
-        )
     sources = sorted(str(source) for source in _SOURCES.glob("*.c"))
     try:
         library.parent.mkdir(_MODE, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as part:
             made = Path(part) / library.name
-            command = [compiler, *_FLAGS, "-o", str(made), *sources, "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
+            compile_c([*_FLAGS, "-o", str(made), *sources, "-lm"], "init")
             made.chmod(_MODE)
             made.rename(library)
+    except NotCompiled as error:
+        raise SandboxUnavailable(f"the sandbox cannot start: {error}") from error
+    except OSError as error:
+        raise SandboxUnavailable(f"the sandbox cannot start: init cannot be compiled: {error}") from error
+
+
+class NotCompiled(NousCoderError):
+    """A C source cannot be compiled. The message says why."""
+
+
+def compile_c(arguments: Sequence[str], what: str) -> None:
+    """Call this machine's C compiler for `what`. Raises NotCompiled."""
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise NotCompiled(
+            f"{what} is not compiled, and there is no C compiler to compile it (on Debian: apt-get install gcc"
+            " libc6-dev)"
+        )
+    try:
+        subprocess.run([compiler, *arguments], check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
     except subprocess.CalledProcessError as error:
         message = error.stderr.decode("utf8", "replace").strip()[:300]
-        raise SandboxUnavailable(f"the sandbox cannot start: {compiler} cannot compile init: {message}") from error
+        raise NotCompiled(f"{compiler} cannot compile {what}: {message}") from error
     except (OSError, subprocess.SubprocessError) as error:
-        raise SandboxUnavailable(f"the sandbox cannot start: init cannot be compiled: {error}") from error
+        raise NotCompiled(f"{what} cannot be compiled: {error}") from error

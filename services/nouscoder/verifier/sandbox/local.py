@@ -119,14 +119,12 @@ class LocalSandbox(Sandbox):
 
     @contextlib.asynccontextmanager
     async def session(self, program: Program) -> AsyncIterator[Session]:
-        """See `Sandbox.session`."""
         async with self._sessions(program) as (session,):
             yield session
 
     def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> contextlib.AbstractAsyncContextManager[tuple[Session, ...]]:
-        """See `Sandbox.with_partners`."""
         return self._sessions(program, partner, *(() if checker is None else (checker,)))
 
     @contextlib.asynccontextmanager
@@ -152,7 +150,6 @@ class LocalSandbox(Sandbox):
 
     @contextlib.asynccontextmanager
     async def dialogue(self, program: Program) -> AsyncIterator[SlotDialogue]:
-        """See `Sandbox.dialogue`."""
         async with self._slot(program) as slot:
             yield await (await self._opened(slot, program)).start_dialogue()
 
@@ -186,14 +183,12 @@ class LocalSandbox(Sandbox):
 
     @property
     def isolation(self) -> tuple[str, ...]:
-        """See `Sandbox`."""
         users = ("separate-users",) if host_is_root() else ()
         grouped = self._slots[0].group is not UNGROUPED
         return (*_ISOLATION, *users, *(f"cgroup:{name}" for name in self._groups.names if grouped))
 
     @property
     def use(self) -> BackendUse:
-        """See `Sandbox`."""
         kept = self.compiled
         return BackendUse(compile_cache=(kept.num_hits, kept.num_misses, kept.num_bytes))
 
@@ -298,7 +293,6 @@ class HostLaunch(Launch):
         return await ProcessLink.start(command, peer=peer)
 
     def explain(self, reason: str) -> str:
-        """See `Launch.explain`."""
         hint = ""
         if any(word in reason for word in ("clone", "unshare", "Operation not permitted")):
             hint = (

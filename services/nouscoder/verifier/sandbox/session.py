@@ -189,7 +189,6 @@ class SlotSession:
     async def dialogue_with(
         self, other: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
-        """See `Session.dialogue_with`."""
         if not isinstance(other, SlotSession):
             raise TypeError("the two sessions of a dialogue are opened together")
         check_run_input(other.program, args, files)
@@ -303,17 +302,14 @@ class SlotDialogue:
         self._result: RunResult | None = None
 
     async def say(self, data: bytes) -> None:
-        """See `Dialogue`."""
         await self._send(FrameKind.INPUT, data)
 
     async def hear(self, limit_s: float) -> bytes | RunResult:
-        """See `Dialogue`."""
         async with asyncio.timeout(limit_s):
             kind, payload = await self._next(limit_s)
         return payload if kind is FrameKind.OUTPUT or self._result is None else self._result
 
     async def hold(self) -> RunResult | None:
-        """See `Dialogue`."""
         await self._send(FrameKind.HOLD)
         kind = FrameKind.OUTPUT
         while kind is FrameKind.OUTPUT:

@@ -110,16 +110,13 @@ class ProcessLink(Link):
 
     @property
     def pid(self) -> int | None:
-        """See `Link`."""
         return self._process.pid if self.is_open else None
 
     @property
     def is_open(self) -> bool:
-        """See `Link`."""
         return self._process.returncode is None
 
     def last_log_line(self) -> str:
-        """See `Link`."""
         return self._log.decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     async def close(self, *, worn: bool = False) -> None:
@@ -219,7 +216,6 @@ class Slot:
 
     @property
     def tools(self) -> Mapping[str, str] | None:
-        """See `Link`."""
         return self._link.tools if self._link is not None else None
 
     @property

@@ -102,11 +102,9 @@ class SpillOverSandbox(Sandbox):
 
     @property
     def usable_slots(self) -> int:
-        """See `Sandbox`."""
         return sum(backend.sandbox.usable_slots for backend in self.backends)
 
     def watch_slots(self, changed: Callable[[], None]) -> None:
-        """See `Sandbox`."""
         self._changed = changed
 
     def demand(self, submissions: int) -> None:
@@ -126,7 +124,6 @@ class SpillOverSandbox(Sandbox):
             raise errors.exceptions[0] from None
 
     async def close(self) -> None:
-        """See `Sandbox`."""
         if self._timer is not None:
             self._timer.cancel()
         while self._waiting:
@@ -137,7 +134,6 @@ class SpillOverSandbox(Sandbox):
 
     @contextlib.asynccontextmanager
     async def session(self, program: Program) -> AsyncIterator[Session]:
-        """See `Sandbox`."""
         async with self._placed(program) as sandbox, sandbox.session(program) as session:
             yield session
 
@@ -145,13 +141,11 @@ class SpillOverSandbox(Sandbox):
     async def with_partners(
         self, program: Program, partner: Program, checker: Program | None = None
     ) -> AsyncIterator[tuple[Session, ...]]:
-        """See `Sandbox`."""
         async with self._placed(program) as sandbox, sandbox.with_partners(program, partner, checker) as sessions:
             yield sessions
 
     @contextlib.asynccontextmanager
     async def dialogue(self, program: Program) -> AsyncIterator[Dialogue]:
-        """See `Sandbox`."""
         async with self._placed(program) as sandbox, sandbox.dialogue(program) as dialogue:
             yield dialogue
 
