@@ -167,8 +167,8 @@ def plus_tests(module: ast.Module, entry_point: str | None) -> tuple[CallTests, 
     """
     check = _function(module.body, "check")
     body = module.body if check is None else check.body
-    call = _compared(body)
-    if call is None or not _is_plain(module):
+    call, assertion = _compared(body), _function(module.body, "assertion")
+    if call is None or assertion is None or ast.unparse(assertion.body[0]) != _PLAIN:
         return None
     name, atol = call
     if name == "candidate":
@@ -191,12 +191,6 @@ def plus_tests(module: ast.Module, entry_point: str | None) -> tuple[CallTests, 
 
 def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef | None:
     return next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
-
-
-def _is_plain(module: ast.Module) -> bool:
-    """Whether `assertion` begins with the plain comparison."""
-    assertion = _function(module.body, "assertion")
-    return assertion is not None and ast.unparse(assertion.body[0]) == _PLAIN
 
 
 def _compared(body: list[ast.stmt]) -> tuple[str, float] | None:
@@ -248,8 +242,10 @@ def read_mbpp(row: Row, number: int) -> ReferencedProblem:
         raise Rejected(Reason.NO_TESTS, "task_id or test_list is missing")
     imports = "\n".join(decoded(row.get("test_imports") or []) or [])
     setup = optional_text(row, "test_setup_code")  # behind the program, whose classes it may use
-    cases = [f"{setup}\n{checked(case)}" if setup else case for case in listed]
-    tests, comparator = _mbpp_tests(optional_text(row, "test"), cases, imports)
+    cases = tuple(f"{setup}\n{checked(case)}" if setup else checked(case) for case in listed)
+    code = optional_text(row, "test")  # of MBPP+, which has the cases too
+    plus = plus_tests(parsed_python(code), None) if code else None
+    tests, comparator = plus or (AssertTests((code,) if code else cases, imports), Comparator())
     problem = Problem(
         problem_id=f"Mbpp/{task_id.removeprefix('Mbpp/')}",
         prompt=f"{text(row, 'prompt', 'text')}\n\nYour code must pass this test:\n{listed[0]}",
@@ -290,13 +286,6 @@ def _helpers(prompt: str, entry_point: str, code: str) -> str:
     if not helpers & used:
         return ""
     return "\n\n".join(filter(None, (ast.get_source_segment(prompt, node) for node in others)))
-
-
-def _mbpp_tests(code: str, listed: list[object], setup: str) -> tuple[CallTests | AssertTests, Comparator]:
-    """`code` is the program of MBPP+, empty for MBPP."""
-    if not code:
-        return AssertTests(tuple(checked(case) for case in listed), setup), Comparator()
-    return plus_tests(parsed_python(code), None) or (AssertTests((code,), setup), Comparator())
 
 
 _RUN = """

@@ -29,7 +29,6 @@ Hard keeps its rows in `examples` of one object; a row may also be such an objec
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import Any
 
@@ -42,9 +41,9 @@ from nouscoder.data.importers.fields import (
     asked_of,
     decoded,
     facts_of,
+    imported_libraries,
     optional_text,
     pairs,
-    parsed_python,
     references,
     stdin_tests,
     text,
@@ -153,8 +152,7 @@ _FACTS = ("subset", "style", "gpt_pass_percentage", "r1_pass_percentage", "r1_co
 def read_kodcode(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row. Each test function is a case, which pytest runs."""
     code = text(row, "test", "test_code")
-    module = parsed_python(code)
-    if not _imports(module, _MODULE):
+    if _MODULE not in imported_libraries([code]):
         raise Rejected(Reason.UNREADABLE_TESTS, f"the tests do not import the module {_MODULE}")
     cases = tuple(test_names(code))
     if not cases:
@@ -171,11 +169,6 @@ def read_kodcode(row: Row, number: int) -> ReferencedProblem:
         family=optional_text(row, "subset"),
     )
     return ReferencedProblem(problem, references(row.get("solution")), facts_of(row, *_FACTS))
-
-
-def _imports(module: ast.Module, name: str) -> bool:
-    found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
-    return name in found | {node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
 
 
 # Mathematics and reasoning.
