@@ -121,6 +121,8 @@ DIFFERENT = [
     ("두 수의 합", "두 수의 차"),
     ("昇順", "降順"),
     ("#..\n.#.", ".#.\n#.."),
+    ("Return the answer.\n\n1 <= n <= 50", "Return the answer.\n\n1 <= n <= 10^5"),  # LeetCode's I and II
+    ("Return the minimum cost.", "Return the maximum cost."),
     ("```\n..#\n```", "```\n.#.\n```"),
 ]
 
