@@ -65,6 +65,9 @@ def test_a_prompt_that_an_earlier_import_has_put_into_the_form_is_not_put_into_i
     assert prompt_text(PromptForm.PLAIN, earlier) == earlier
     whole = prompt_text(PromptForm.DEEPCODER, QUESTION)  # as Klear-Reasoner's data are
     assert prompt_text(PromptForm.DEEPCODER, whole) == whole
+    with_header = f"{SYSTEM}\n\n{earlier.rstrip()}\n"  # as `query` of LeetCodeDataset 0.3
+    for given in (earlier, whole, with_header, prompt_text(PromptForm.NOUSCODER, QUESTION, STARTER, tests_type="call")):
+        assert {prompt_text(form, given) for form in PromptForm} == {given}
 
 
 def test_the_starter_code_that_an_earlier_import_has_written_into_the_prompt_is_found() -> None:

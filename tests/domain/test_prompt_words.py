@@ -54,6 +54,8 @@ SAME = [
     ("*n* and _m_", "n and m"),
     ("100,000", "100000"),
     ("输入：n", "输入: n"),
+    ("```\n1 2\n```", "1 2"),
+    ("-----Input-----\nOne line.", "Input\nOne line."),
 ]
 DIFFERENT = [
     ("Print a + b.", "Print a - b."),
@@ -118,6 +120,10 @@ DIFFERENT = [
     ("1〜5", "1 5"),
     ("두 수의 합", "두 수의 차"),
     ("昇順", "降順"),
+    ("#..\n.#.", ".#.\n#.."),
+    ("Return the answer.\n\n1 <= n <= 50", "Return the answer.\n\n1 <= n <= 10^5"),  # LeetCode's I and II
+    ("Return the minimum cost.", "Return the maximum cost."),
+    ("```\n..#\n```", "```\n.#.\n```"),
 ]
 
 

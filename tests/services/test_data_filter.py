@@ -174,6 +174,24 @@ def test_the_first_of_equal_prompts_is_kept(tmp_path: Path) -> None:
     assert chosen(tmp_path, rows, '[[steps]]\nfilter = "exact_duplicates"')[0] == ["a", "c"]
 
 
+def test_equal_prompts_with_other_starter_code_are_no_duplicates(tmp_path: Path) -> None:
+    codes = {"a": "def add(a, b):", "b": "def mul(a, b):", "c": "def add(a,  b):\n", "d": ""}
+    rows = [problem(name, "Complete the function.", starter_code=code) for name, code in codes.items()]
+    assert chosen(tmp_path, rows, '[[steps]]\nfilter = "exact_duplicates"')[0] == ["a", "b"]
+
+
+@pytest.mark.parametrize("step", ["exact_duplicates", "near_duplicates", "decontaminate"])
+def test_a_question_in_the_starter_code_is_compared_as_one_in_the_prompt(tmp_path: Path, step: str) -> None:
+    """MultiPL-E's problems have one prompt, and the question in the comment before the function."""
+    asked = {name: f"# {made_up_text(name)}\nf() {{" for name in ("own", "held", "leak")}
+    rows = [problem(name, "Complete this function.", starter_code=code) for name, code in asked.items()]
+    rows[2]["starter_code"] = asked["held"]
+    write_lines(tmp_path / "eval.jsonl", [problem("e", "Complete this function.", starter_code=asked["held"])])
+    against = "" if step == "exact_duplicates" else 'against = ["eval.jsonl"]'
+    left, _ = chosen(tmp_path, rows, f'[[steps]]\nfilter = "{step}"\n{against}')
+    assert left == (["own"] if against else ["own", "held"])
+
+
 def test_near_duplicates_are_those_of_the_exact_similarity() -> None:
     draw = random.Random(5)
     texts = []

@@ -28,6 +28,7 @@ from nouscoder.data.importers.run import CannotImport, ImportSummary, import_fil
 from nouscoder.data.problem_index import open_index
 from nouscoder.data.problem_parquet import load_problems, read_parquet, read_problem_file
 from nouscoder.data.problems import Reference, ReferencedProblem, save_problems
+from nouscoder.domain.prompt import PromptForm, prompt_text, system_text
 from nouscoder.domain.submission import (
     AssertTests,
     CallCase,
@@ -204,7 +205,7 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
     ),
     (
         "deepcoder",
-        "deepcoder-1",
+        "deepcoder-lcb-1",
         {
             "problem": "Do it.",
             "tests": json.dumps([case | {"metadata": {"func_name": "f"}} for case in CALL_ROWS]),
@@ -963,6 +964,22 @@ def test_a_leetcode_task_about_a_linked_list_keeps_its_program(tmp_path: Path) -
     right = "class Solution:\n    def node(self, head: ListNode): return head\n"
     wrong = "class Solution:\n    def node(self, head): return ListNode(4)\n"
     assert verdicts(tmp_path, "same-node", right, wrong) == ["accepted", "wrong_answer"]
+
+
+def test_leetcode_s_version_with_the_question_in_a_form_alone_is_asked_once(tmp_path: Path) -> None:
+    """0.3.0 has neither problem_description nor starter_code."""
+    code = "class Solution:\n    def f(self, a: int) -> int:"
+    form = prompt_text(PromptForm.LIVECODEBENCH, "Add one.\n\nConstraints:\n\n1 <= a <= 9\n", code)
+    row = {
+        "task_id": "add-one",
+        "query": f"{system_text(PromptForm.LIVECODEBENCH)}\n\n{form.rstrip()}\n",
+        "entry_point": "Solution().f",
+        "test": "def check(candidate):\n    assert candidate(a = 1) == 2\n",
+    }
+    import_files("leetcode", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "out.parquet")
+    (item,) = read_parquet(tmp_path / "out.parquet")
+    assert item.problem.prompt.rstrip() == "Add one.\n\nConstraints:\n\n1 <= a <= 9"
+    assert item.problem.starter_code == code
 
 
 @pytest.mark.parametrize("task_id", [2, "Mbpp/2"])

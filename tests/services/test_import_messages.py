@@ -61,6 +61,33 @@ def test_no_message_is_lost_and_what_became_of_them_is_said(tmp_path: Path, name
     assert "\n1 prompts begin with marks of a chat template: " in said
 
 
+LOST = [
+    ({"prompt": f" [\n{json.dumps(SYSTEM)},\n {json.dumps(USER)}]"}, ""),
+    ({"prompt": json.dumps([{"from": "human", "value": "Add."}])}, "prompt is a list of records without `role`"),
+    ({"prompt": [{"from": "human", "value": "Add."}]}, "prompt is a list of records without `role`"),
+    ({"prompt": "Add what the picture shows. <image>", "images": [{"bytes": "iVBOR"}]}, "pictures in images"),
+    ({"prompt": "Add.", "images": []}, ""),
+    ({"prompt": "Add.", "image": "python:3.11"}, ""),
+    (
+        {"prompt": [{"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "Add."}]}]},
+        "a part of a message is no text",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "reason"), LOST)
+def test_what_a_text_cannot_hold_is_rejected_and_not_dropped(
+    tmp_path: Path, asked: dict[str, Any], reason: str
+) -> None:
+    file = jsonl(tmp_path / "rows.jsonl", row("generic", "Add."), row("generic", "") | asked)
+    summary = import_files("generic", [file], tmp_path / "out.parquet")
+    assert summary.rejected.keys() <= {"missing_field", "needs_files"}
+    details = [line["detail"] for line in rejections_of(Path(summary.rejections))] if summary.rejected else [""]
+    assert reason in details[0]
+    assert summary.problems == 1 + (not reason)
+    assert all(one.problem.prompt.endswith("Add.") for one in read_parquet(tmp_path / "out.parquet"))
+
+
 def test_inspect_counts_prompts_that_a_chat_template_has_written(tmp_path: Path) -> None:
     marked = [row("generic", text) for text in ("[INST] Add. [/INST]", "Add.", "<s><|user|>\nAdd.")]
     import_files("generic", [jsonl(tmp_path / "rows.jsonl", *marked)], tmp_path / "out.parquet")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +237,12 @@ def test_dates_have_types_and_time_zones(tmp_path: Path) -> None:
         "generic", [tmp_path / "rows.parquet"], tmp_path / "out.parquet", options=ImportOptions(after="2025-01-02")
     )
     assert (summary.problems, summary.rejected) == (1, {"outside_dates": 1})
+    row = lcb("stdin", SUM_ROWS, "[]", contest_date=datetime(2024, 8, 3, tzinfo=UTC))
+    parquet.write_table(arrow.Table.from_pylist([row]), tmp_path / "lcb.parquet")
+    import_files(
+        "livecodebench", [tmp_path / "lcb.parquet"], tmp_path / "l.parquet", options=ImportOptions(after="2024-08-01")
+    )
+    assert next(read_parquet(tmp_path / "l.parquet")).metadata["contest_date"].startswith("2024-08-03T00:00:00")
     late = [{"question": "Add.", **STDIN, "contest_date": "2024-08-01T23:30:00-05:00"}]
     assert len(imported(tmp_path, "generic", late, "--after", "2024-08-02")) == 1, "it is the second in UTC"
 

@@ -39,6 +39,8 @@ FILES = [
     ("humaneval", "openai/human-eval/data/HumanEval.jsonl.gz"),
     ("mbpp", "deepseek-ai/DeepSeek-Coder/Evaluation/MBPP/data/mbpp.jsonl"),
     ("mbpp", "patdfb/TPC-EES/mbpp/sanitized-mbpp.json"),
+    ("leetcode", "newfacade/LeetCodeDataset/data/LeetCodeDataset-v0.1.0-test.jsonl.gz"),
+    ("leetcode", "newfacade/LeetCodeDataset/data/LeetCodeDataset-v0.3.0-test.jsonl.gz"),
     ("leetcode", "newfacade/LeetCodeDataset/data/LeetCodeDataset-v0.3.1-test.jsonl.gz"),
     ("leetcode", "newfacade/LeetCodeDataset/data/LeetCodeDataset-v0.2.0-test.jsonl.gz"),
     ("leetcode", "newfacade/LeetCodeDataset/data/LeetCodeDataset-v0.2.0-train.jsonl.gz"),

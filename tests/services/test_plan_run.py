@@ -342,11 +342,19 @@ def _sets(given: Given) -> list[str]:
         ('set.learner.device = "cuda"', 'learner.device is "cuda", and this machine has no GPU'),
         ("set.learner.steps_per_batch = 99", "learner.steps_per_batch is 99, but a batch has"),
         ('set.evaluation.problems = "gone.jsonl"', r"evaluation.problems: .*gone\.jsonl does not exist"),
+        (
+            "yarn = {factor = 2.0, original_tokens = 999}",
+            "b: yarn: .* has 256 positions, so YaRN cannot start from 999",
+        ),
         ("yarn = {factor = 2.0, original_tokens = 64}", "b: generation.max_tokens_total 200 is more than the 128 pos"),
         ('set.problems.languages = ["cobolt"]', "cobolt"),
         ('set.learner.first_checkpoint = "p.jsonl"', "learner.first_checkpoint: .* is not a checkpoint"),
         ('set.generation.environment = {kind = "agent"}', "environment.kind agent needs openai.http"),
         ('set.broker.curriculum = {name = "subset", problem_ids = ["q"]}', "b: broker.curriculum"),
+        (
+            'set.problems.train = "q.jsonl"\nset.broker.curriculum = {name = "pass_rates", pass_rates = "stage://a"}',
+            "b: broker.curriculum.pass_rates: mine/01-a trains on none of its problems",
+        ),
         ('set.run.sinks = ["wandb"]', "b: .*wandb"),
         ('set.learner.lora = {rank = 4, target_modules = ["k_porj"]}', "b: learner.lora.target_modules: .*k_porj"),
     ],
@@ -356,6 +364,7 @@ async def test_what_a_later_stage_cannot_do_is_said_before_the_first_begins(
 ) -> None:
     if "yarn" in changes:
         changes += "\nset.generation.max_tokens_total = 200"
+    (tmp_path / "q.jsonl").write_text(json.dumps(PROBLEM | {"problem_id": "q"}) + "\n")
     (tmp_path / "mine.toml").write_text(PLAN.replace('from = "best"', f'from = "best"\n{changes}'))
 
     async def begin() -> None:

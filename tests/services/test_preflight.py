@@ -560,15 +560,16 @@ def test_held_out_problems_that_are_training_problems_are_counted(tmp_path: Path
     home = Home(tmp_path)
     tests = StdinTests((StdinCase("1", "2"),))
     train = [Problem(f"train-{n}", f"Add {n % 30}.", tests) for n in range(40)]  # ten are twice in it, by text
+    train.append(Problem("named", "Add 31.", tests))
     save_problems(tmp_path / "train.jsonl", train)
-    same_name, same_text = Problem("train-3", "Something else.", tests), Problem("own", "add  7.", tests)
-    fresh = Problem("fresh", "Subtract one.", tests)
+    same_name, same_text = Problem("named", "Something else.", tests), Problem("own", "add  7.", tests)
+    fresh = Problem("train-3", "Subtract one.", tests)  # another problem of the same place in another file
     save_problems(tmp_path / "leaky.jsonl", [same_name, same_text, fresh])
     value = "0.3" if key.endswith("share") else '"leaky.jsonl"'
     config = load_config(home.toml(), [f"{key}={value.replace('leaky', str(tmp_path / 'leaky'))}"])
     (line,) = leak_lines(config)
     if not key.endswith("share"):
-        assert "2 of 3 held-out problems are training problems, such as train-3 (1 by name, 1 by text)" in line
+        assert "2 of 3 held-out problems are training problems, such as named (1 by name, 1 by text)" in line
         return
     held_out = [one for one in train if is_held_out(one.problem_id, 0.3)]
     texts = {one.prompt for one in train if one not in held_out}

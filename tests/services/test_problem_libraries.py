@@ -50,6 +50,27 @@ def test_inspect_init_and_train_say_it_before_anything_runs(tmp_path: Path, monk
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_missing_library_hides_no_other_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, file = Home(tmp_path), written(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    wrong: list[dict[str, object]] = [{"libraries": ["a b"]}, {"prompt_template": "Write a program."}]
+    lines += [{**lines[3], "problem_id": f"wrong{n}", **one} for n, one in enumerate(wrong)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sets = ["--set", f'problems.train="{file}"', "--set", "problems.held_out_share=0.3"]
+    for command in (
+        ("data", "inspect", str(file)),
+        ("init", "--out", "own.toml", "model", str(file)),
+        ("train", str(home.toml()), *sets),
+    ):
+        answer = nouscoder(*command)
+        assert answer.exit_code == 78
+        assert "2 of 6 problems need no_lib_a, no_lib_b, which" in answer.output
+        assert "2 of 6 problems cannot be graded" in answer.output
+        assert "wrong0: libraries: 'a b' is no name of a module" in answer.output
+        assert "wrong1: prompt_template: has no {prompt}" in answer.output
+
+
 def test_eval_and_grade_say_it_before_anything_is_sampled(tmp_path: Path) -> None:
     file, samples = written(tmp_path), tmp_path / "samples.jsonl"
     samples.write_text("".join(json.dumps({"task_id": f"p{n}", "solution": "print(1)"}) + "\n" for n in range(4)))

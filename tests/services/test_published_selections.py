@@ -49,6 +49,8 @@ def lay_out_deepcoder(folder: Path) -> None:
     made = hub_folder(folder, "agentica-org/DeepCoder-Preview-Dataset")
     parts: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in rows_of("deepcoder"):
+        if row["part"] == "lcbv5":
+            row["tests"] = json.dumps(json.loads(row["tests"]) * 3)  # more than 15
         parts.setdefault(row.pop("part"), {}).setdefault(row.pop("split"), []).append(row)
     card = ["---", "configs:"]
     for part, splits in parts.items():
@@ -120,9 +122,9 @@ def test_deepcoder_is_made_of_its_parts(tmp_path: Path) -> None:
     lay_out_deepcoder(tmp_path)
     done = selected(RECIPES / "deepcoder.toml", tmp_path)
     assert done.exit_code == 0, done.output
-    assert kept(tmp_path) == ["deepcoder-1", "deepcoder-4", "deepcoder-7"]
+    assert kept(tmp_path) == ["deepcoder-1", "deepcoder-4", "deepcoder-lcb-1"]
     items = {item.problem.problem_id: item.problem for item in read_parquet(tmp_path / "chosen.parquet")}
-    assert [(one.limits.wall_time_s, len(one.tests.cases)) for one in items.values()] == [(12, 5), (12, 15), (6, 6)]
+    assert [(one.limits.wall_time_s, len(one.tests.cases)) for one in items.values()] == [(12, 5), (12, 15), (6, 18)]
     dropped = (tmp_path / "chosen.parquet.dropped.jsonl").read_text().splitlines()
     assert [(one["problem_id"], one["step"]) for one in map(json.loads, dropped)] == [
         ("deepcoder-2", "1 num_tests"),

@@ -223,6 +223,12 @@ def test_tinker_grades_all_tests_in_six_seconds() -> None:
     assert "--max-tests" not in imported
 
 
+def test_acecoder_gives_each_test_four_seconds() -> None:
+    """openrlhf/cli/evalplus_eval.py: four times the least reference time, which was 1 s (evalplus 87486a3)."""
+    (imported,) = [one for one in recipe("acecoder-7b").recipe.data if "import acecode" in one]
+    assert "--time-limit 4 " in imported
+
+
 def test_every_recipe_is_described_in_the_document() -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf8")
     assert [name for name in RECIPES if name not in text] == []

@@ -15,7 +15,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.policy_folder.compose import compose_policy
-from nouscoder.policy_folder.trained_on import TRAINED_ON_FILE, trained_on
+from nouscoder.policy_folder.trained_on import TRAINED_ON_FILE, joined, trained_on
 from nouscoder.run.held_out import leak_lines, note_trained_on
 
 TESTS = StdinTests((StdinCase("", "1"),))
@@ -65,6 +65,13 @@ def test_examples_and_the_policy_made_of_them_are_compared_with_what_measures(pl
     refused = nouscoder("eval", "held.jsonl", "--policy", "first", *options[2:])
     assert refused.exit_code == 78
     assert f"{TRAINED_ON_FILE} cannot be read" in refused.output
+
+
+def test_two_files_may_have_the_same_names() -> None:
+    """Imports name rows by their places, so taco-1 of two files is two problems."""
+    first = joined({}, {"taco-1": "a", "sum": "b"})
+    assert {*joined(first, {"taco-1": "c", "sum": "b"}).values()} == {"a", "b", "c"}
+    assert joined(first, first) == first
 
 
 def test_problems_that_a_teacher_is_asked_are_compared_with_what_measures(place: Path) -> None:

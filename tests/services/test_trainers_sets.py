@@ -36,6 +36,7 @@ from nouscoder.domain.submission import (
 RUN = {"input": ["1 2\n", "5 5\n"], "output": ["3\n", "10\n"]}
 LINES = {"input": ['[1, 2]\n"x"', '[]\n"y"'], "output": ["3", "null"], "fn_name": "f"}
 LISTS = {"input": [[[1, 2], "x"], [[], "y"]], "output": [[3], [None]], "fn_name": "f"}
+NAMED = [{"fn_name": "f", "input": i, "output": o} for i, o in zip(LISTS["input"], LISTS["output"], strict=True)]
 
 
 GIVEN: list[tuple[dict[str, Any], Tests]] = [
@@ -150,6 +151,8 @@ GENERIC: list[tuple[dict[str, Any], Tests]] = [
     ({"prompt": "Do it.", "tests": SUM_ROWS[:0] + [{"type": "stdin", **case} for case in SUM_ROWS]}, SUM),
     ({"prompt": "Do it.", "tests": {"type": "stdin", "cases": SUM_ROWS}}, SUM),
     ({"prompt": "Do it.", "tests": json.dumps(LISTS), "fn_name": "f"}, WRAPPED),
+    ({"prompt": "Do it.", "tests": json.dumps(LISTS | {"fn_name": None}), "entry_point": "f"}, WRAPPED),
+    ({"prompt": "Do it.", "tests": json.dumps(NAMED)}, WRAPPED),
     ({"prompt": "Do it.", "tests": ["assert f(1) == 2"]}, AssertTests(("assert f(1) == 2",))),
     ({"prompt": "Do it.", "answer": "42"}, MathTests((MathCase("42"),))),
     ({**verl("Do it.", SUM_ROWS)}, SUM),
@@ -196,6 +199,7 @@ def test_rows_that_say_too_little_are_rejected_with_their_reason(tmp_path: Path)
         {"prompt": "Do it.", "tests": {"inputs": ["1"], "outputs": []}},
         {"prompt": "Do it.", "tests": {"type": "stdin", "cases": [{"input": 1}]}},
         {"prompt": [{"role": "system", "content": "Do it."}], "tests": SUM_ROWS},
+        {"prompt": "Do it.", "tests": [NAMED[0], NAMED[1] | {"fn_name": "g"}]},
     ]
     summary = import_files("generic", [jsonl(tmp_path / "rows.jsonl", *rows)], tmp_path / "out.parquet")
     reasons = [one["reason"] for one in rejections_of(Path(summary.rejections))]
@@ -206,6 +210,7 @@ def test_rows_that_say_too_little_are_rejected_with_their_reason(tmp_path: Path)
         "unreadable_tests",
         "unreadable_tests",
         "missing_field",
+        "unreadable_tests",
     ]
 
 

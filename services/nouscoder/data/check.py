@@ -16,7 +16,7 @@ from nouscoder.config import VerifierSection
 from nouscoder.data.problem_parquet import read_problem_file
 from nouscoder.data.problems import FileFault, ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.prompt import rendered_mark
+from nouscoder.domain.prompt import PROMPT, rendered_mark
 from nouscoder.domain.submission import AssertTests, StdinCase, StdinTests, Submission, Tests
 from nouscoder.verifier.grading.runs import CANNOT_IMPORT, judge_for
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, NotInstalled, faults
@@ -73,7 +73,8 @@ def check_file(path: Path, *, here: bool = True, read: Reader = read_problem_fil
         num_tests += len(problem.tests.cases)
         num_with_references += bool(item.references)
         num_rendered += bool(rendered_mark(problem.prompt))
-        libraries[",".join(problem.libraries)] += 1
+        if all(map(str.isidentifier, problem.libraries)):  # others are a fault of the problem
+            libraries[",".join(problem.libraries)] += 1
         found += (FileFault(problem.problem_id, fault) for fault in faults_of(problem, here=here))
     num_problems = types.total() + sum(fault.is_of_line for fault in found)
     del libraries[""]
@@ -85,8 +86,10 @@ def check_file(path: Path, *, here: bool = True, read: Reader = read_problem_fil
 def faults_of(problem: Problem, *, here: bool = True) -> list[str]:
     """Why programs for a problem cannot be graded, each naming its field; empty: they can. `here`: see check_file."""
     found = []
-    if not "".join((problem.prompt, problem.starter_code, problem.prompt_template.replace("{prompt}", ""))).strip():
+    if not "".join((problem.prompt, problem.starter_code, problem.prompt_template.replace(PROMPT, ""))).strip():
         found.append("prompt: is empty")
+    if problem.prompt_template and PROMPT not in problem.prompt_template:
+        found.append(f"prompt_template: has no {PROMPT}, so nobody would read the prompt")
     found += _faults(problem, problem.tests, here=here)
     if problem.public_tests is not None:
         found += (

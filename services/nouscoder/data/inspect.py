@@ -33,7 +33,7 @@ from nouscoder.data.problems import ProblemFileError, Reference, ReferencedProbl
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.submission import CallTests, StdinTests, Submission
-from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.grading.grader import Grader, local_grader
 from nouscoder.verifier.grading.runs import judge_for
@@ -233,7 +233,9 @@ async def _run(grader: Grader, problem: Problem, number: int, reference: Referen
         except InvalidSubmission as error:
             return ReferenceRound(number, trouble=str(error))
     if len(verdict.tests) != verdict.total:
-        return ReferenceRound(number, trouble=f"{verdict.kind.value}: {_first_line(verdict)}")
+        return ReferenceRound(
+            number, trouble=f"{verdict.kind.value}: {verdict.detail.strip().partition(chr(10))[0]:.200}"
+        )
     given = _given(submission)
     tests = tuple(_seen(submission, outcome, outputs, given) for outcome in verdict.tests)
     return ReferenceRound(number, tests)
@@ -253,10 +255,6 @@ def _seen(submission: Submission, outcome: TestOutcome, outputs: Outputs, given:
     share = max(outcome.wall_time_s / limits.wall_time_s, outcome.cpu_time_s / limits.cpu_time_s) / factor
     output = digest(*sorted(outputs.get(given[outcome.index], ()))) if given else b""
     return Seen(outcome.outcome, output, share)
-
-
-def _first_line(verdict: Verdict) -> str:
-    return verdict.detail.strip().partition("\n")[0][:200]
 
 
 _HERE = VerifierSection()

@@ -173,7 +173,9 @@ def prompt_text(
     """
     if form is not PromptForm.PLAIN and not starter_code:
         prompt, starter_code = _parted(prompt)
-    text = _FORMS[form](PromptText(prompt, "", starter_code, languages, tests_type))
+    is_in_one = prompt.startswith(_lcb_system(PYTHON)) or prompt.rstrip().endswith(_LCB_ANSWER.rstrip())
+    asked = PromptText(prompt, "", starter_code, languages, tests_type)
+    text = prompt if is_in_one and form is not PromptForm.PLAIN else _FORMS[form](asked)
     which, block = _choice(map(_name, languages)), _tags(languages)
     if form is PromptForm.PLAIN and languages != PYTHON and not (_LANGUAGE in template or _BLOCK in template):
         text = f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {block}.\n"
@@ -287,15 +289,11 @@ def _lcb_system(languages: tuple[str, ...]) -> str:
 
 def _livecodebench(asked: PromptText) -> str:
     """LiveCodeBench has no function without starter code: here such a one has no format."""
-    if asked.prompt.startswith(_LCB_QUESTION) and asked.prompt.endswith(_LCB_ANSWER):
-        return asked.prompt
     how = _lcb_format(asked) if asked.starter_code or asked.is_program else ""
     return f"{_LCB_QUESTION}{asked.prompt}\n\n{how}{_LCB_ANSWER}"
 
 
 def _deepcoder(asked: PromptText) -> str:
-    if asked.prompt.startswith(_lcb_system(PYTHON)):
-        return asked.prompt
     return f"{_lcb_system(asked.languages)}\n\n{asked.prompt}{_lcb_format(asked)}{_LCB_ANSWER}"
 
 

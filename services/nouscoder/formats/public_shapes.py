@@ -180,7 +180,11 @@ def _runs(inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
 
 
 def _lines(value: Any) -> Any:
-    return "\n".join(map(str, value)) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    if not all(isinstance(line, str) for line in value):
+        raise NotTests("tests", f"{value!r:.60} is no list of lines; for the arguments of a function give fn_name")
+    return "\n".join(value)
 
 
 def _calls(name: str, inputs: list[Any], outputs: list[Any], values: ValueCount) -> dict[str, Any]:

@@ -144,6 +144,9 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
             f"{folder / CONFIG_FILE}: YaRN cannot scale the positions of this {config.get('model_type')}: take its own"
             " context, or another model"
         )
+    if original_tokens > text.get("max_position_embeddings", original_tokens):
+        has = f"has {text['max_position_embeddings']} positions, so YaRN cannot start from {original_tokens}"
+        raise Unusable(f"{folder / CONFIG_FILE} {has}: take at most as many for yarn.original_tokens")
     for kind in kinds:
         ropes[kind] = _scaled(folder, ropes[kind], factor, original_tokens)
     text[key] = ropes if kinds else _scaled(folder, ropes, factor, original_tokens)

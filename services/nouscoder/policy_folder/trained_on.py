@@ -1,11 +1,12 @@
 """Which problems a policy was trained on: nouscoder_trained_on.json in its folder has digests of their texts by name.
 
 Runs and fine-tunings write it with every policy. Problems are compared by name, and by text: the prompt and the starter
-code, without regard to case and spaces.
+code, without regard to case and spaces. A name such as taco-7 is the place of a row in a file, so it says nothing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -14,6 +15,7 @@ from nouscoder.errors import Unusable
 from nouscoder.input_file import read_json_object
 
 TRAINED_ON_FILE = "nouscoder_trained_on.json"
+_PLACE = re.compile(r"[a-z]\w+(-[a-z]+)?-\d+")  # as imports name rows without a name
 
 
 def digest_of(prompt: str, starter_code: str) -> str:
@@ -28,10 +30,18 @@ def trained_on(folder: Path) -> dict[str, str]:
     return {name: str(text) for name, text in read_json_object(file, Unusable).items()} if file.is_file() else {}
 
 
+def joined(known: Mapping[str, str], taught: Mapping[str, str]) -> dict[str, str]:
+    """Both; another text of a known name is kept beside it."""
+    return {**known} | {
+        f"{name} {text}" if known.get(name, text) != text else name: text for name, text in taught.items()
+    }
+
+
 def leak_lines(measured: Mapping[str, str], trained: Mapping[str, str], which: str) -> list[str]:
     """What is to be said of measured problems, named `which`, that are training problems too."""
     texts = {*trained.values()}
-    by_name, by_text = measured.keys() & trained.keys(), {name for name in measured if measured[name] in texts}
+    by_name = {name for name in measured.keys() & trained.keys() if not _PLACE.fullmatch(name)}
+    by_text = {name for name in measured if measured[name] in texts}
     found = [name for name in measured if name in by_name | by_text]
     return [
         f"warning: {len(found)} of {len(measured)} {which} are training problems, such as {found[0]} ({len(by_name)} by"

@@ -17,7 +17,7 @@ def leak_lines(config: Config, earlier: Iterable[Config] = ()) -> list[str]:
     """What is to be said of held-out problems that this run, its first policy or a stage before is trained on."""
     training = trained_on.trained_on(config.in_run_folder(config.policy.path))
     for each in (*(one for one in earlier if one.run.total_batches), config):
-        training |= _training_problems(each)
+        training = trained_on.joined(training, _training_problems(each))
     return _lines(config, training)
 
 
@@ -31,7 +31,7 @@ def note_trained_on(run: Path, config: Config, taught: Mapping[str, str] | None 
     """Write into the run's folder what its policies are trained on: these problems, or those of the training file."""
     if taught is None and (config.run.services == "local" or has_index(config)):
         taught = _training_problems(config)
-    known = trained_on.trained_on(config.in_run_folder(config.policy.path)) | {**(taught or {})}
+    known = trained_on.joined(trained_on.trained_on(config.in_run_folder(config.policy.path)), taught or {})
     write_whole(run / trained_on.TRAINED_ON_FILE, json.dumps(known).encode())
 
 

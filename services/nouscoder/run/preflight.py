@@ -93,17 +93,29 @@ def _raise_of_stages(config: Config, begun: Collection[int], find: Callable[[Con
     faults: dict[str, list[str]] = {}
     folder, positions = config.in_run_folder(config.policy.path), None
     for index, stage in enumerate(config.plan.stages):
-        run = config.stage_run(index)
-        if config.of_stage(index).pass_rates_of_stage is not None:
-            run = run.changed(broker={"curriculum": EpochsCurriculum()})  # another stage makes what it needs
-        found = []
+        run, found = config.stage_run(index), list[str]()
+        if (named := config.of_stage(index).pass_rates_of_stage) is not None:
+            earlier = config.stage_run([one.name for one in config.plan.stages].index(named))
+            found += fault_of("broker.curriculum.pass_rates", partial(_require_common_problems, run, earlier))
+            run = run.changed(broker={"curriculum": EpochsCurriculum()})  # the other stage makes what it needs
         if stage.yarn.factor:
             positions = stage.yarn.positions
             if (folder / "config.json").is_file():
-                found = [*fault_of("yarn", partial(with_yarn, folder, stage.yarn.factor, stage.yarn.original_tokens))]
+                found += fault_of("yarn", partial(with_yarn, folder, stage.yarn.factor, stage.yarn.original_tokens))
         for fault in [] if index in begun else [*found, *find(run, positions)]:
             faults.setdefault(fault, []).append(run.run.name)
     _raise(lambda: [f"stage {', '.join(names)}: {fault}" for fault, names in faults.items()])
+
+
+def _require_common_problems(run: Config, earlier: Config) -> None:
+    """Raises ConfigError when a stage has no pass rate of this one's problems. Wrong files are reported elsewhere."""
+    found = list[set[str]]()
+    with suppress(NousCoderError):
+        for each in (run, earlier):
+            with closing(open_index(each)) as index:
+                found.append({*index.problem_ids})
+    if len(found) == 2 and found[0].isdisjoint(found[1]):
+        raise ConfigError(f"{earlier.run.name} trains on none of its problems, so it has no pass rate of them")
 
 
 def _raise(find: Callable[[], list[str]]) -> None:
@@ -253,13 +265,13 @@ def require_gradable(file: Path, here: VerifierSection | None) -> None:
     """
     stat = file.stat()
     checked = _checked_file(file, stat.st_size, stat.st_mtime_ns, here is not None)
-    if here and (fault := library_fault_here(here, checked.libraries, f"{checked.num_problems} problems")):
-        raise ConfigError(f"{file}: {fault}")
+    lacking = library_fault_here(here, checked.libraries, f"{checked.num_problems} problems") if here else ""
     faults = [one for one in checked.faults if not (_NOT_HERE in one.fault and one.fault.startswith(_OF_ANSWERS))]
-    if len(faults) == 1:
+    if len(faults) == 1 and not lacking:
         raise ConfigError(f"{file}, {faults[0]}")
-    if faults:
-        raise ConfigError(replace(checked, faults=tuple(faults)).text(_MOST_FAULTS))
+    if faults or lacking:
+        told = replace(checked, faults=tuple(faults)).text(_MOST_FAULTS)
+        raise ConfigError("\n".join(filter(None, (lacking and f"{file}: {lacking}", told))))
 
 
 @lru_cache(8)  # the stages of a plan have the same files

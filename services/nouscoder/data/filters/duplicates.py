@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from nouscoder.data.filters.step import Candidate, Context, Step, StepOutcome
+from nouscoder.data.filters.step import Candidate, Context, Step, StepOutcome, asked_text
 from nouscoder.data.filters.words import words_of
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problem_parquet import is_parquet, read_rows
@@ -72,13 +72,13 @@ class NgramHasher:
 
 
 def prompts_of(path: Path) -> Iterator[tuple[str, str]]:
-    """(problem id, prompt) of each problem of a file. Raises Unusable."""
+    """(problem id, what it asks) of each problem of a file. Raises Unusable."""
     if is_parquet(path):
         for row in read_rows(path):
-            yield str(row.values["problem_id"]), str(row.values["prompt"])
+            yield str(row.values["problem_id"]), asked_text(row.values["prompt"], row.values["starter_code"])
         return
     for item in read_referenced(path):
-        yield item.problem.problem_id, item.problem.prompt
+        yield item.problem.problem_id, asked_text(item.problem.prompt, item.problem.starter_code)
 
 
 def evaluation_prompts(files: Iterable[str], context: Context) -> Iterator[tuple[str, str]]:
@@ -108,7 +108,7 @@ class NearDuplicates(Step):
             index.add(label, prompt)
         dropped = {}
         for one in candidates:
-            found = index.add(one.problem_id, one.prompt)
+            found = index.add(one.problem_id, one.asked)
             if found is not None:
                 dropped[one.problem_id] = f"near-duplicate: of {found[0]}, similarity {found[1]:.3f}"
         return StepOutcome(dropped)
@@ -202,17 +202,19 @@ def jaccard(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:
 
 
 class ExactDuplicates(Step):
-    """Drops a problem whose prompt says the same as that of an earlier one."""
+    """Drops a problem whose prompt says the same as that of an earlier one, unless their starter code differs."""
 
     filter: Literal["exact_duplicates"]
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
-        first: dict[bytes, str] = {}
+        kept: dict[bytes, dict[str, str]] = defaultdict(dict)  # by prompt, then by starter code
         dropped = {}
         for one in candidates:
-            earlier = first.setdefault(exact_key(one.prompt), one.problem_id)
-            if earlier != one.problem_id:
+            known, code = kept[exact_key(one.prompt)], " ".join(one.starter_code.split())
+            if earlier := known.get(code) or known.get("") or ("" if code else next(iter(known.values()), "")):
                 dropped[one.problem_id] = f"duplicate: of {earlier}"
+            else:
+                known[code] = one.problem_id
         return StepOutcome(dropped)
 
 
@@ -234,13 +236,13 @@ class Decontaminate(Step):
         for name, prompt in evaluation_prompts(self.against, context):
             known.add(name, prompt)
         if self.boilerplate:
-            known.leave_out_phrases((one.prompt for one in candidates), self.boilerplate)
+            known.leave_out_phrases((one.asked for one in candidates), self.boilerplate)
         dropped = {}
         for one in candidates:
-            label = known.equal(one.prompt)
+            label = known.equal(one.asked)
             if label is not None:
                 dropped[one.problem_id] = f"equal prompt: {label}"
-            elif shared := known.shared(words_of(one.prompt)):
+            elif shared := known.shared(words_of(one.asked)):
                 dropped[one.problem_id] = f"{self.ngram} equal words: {shared}"
         return StepOutcome(dropped)
 

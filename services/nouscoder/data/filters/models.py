@@ -192,7 +192,7 @@ class EmbeddingDuplicates(Step):
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
         """See Step. Raises NotAnswered."""
         fixed = [*evaluation_prompts(self.against, context)]
-        named = [*fixed, *((one.problem_id, one.prompt) for one in candidates)]
+        named = [*fixed, *((one.problem_id, one.asked) for one in candidates)]
         questions = [EmbeddingQuestion(self.embedder, {"text": self.instruction + prompt}) for _, prompt in named]
         with open_answers(context.evidence) as answers:
             ask_all(questions, answers, self.at_once, "embedding")

@@ -146,16 +146,6 @@ def _check_made_by(path: Path, body: ImportBody) -> None:
             )
 
 
-def _exists(recipe: Recipe, name: str) -> bool:
-    """Pass rates may be the folder of an evaluation."""
-    path = recipe.folder / name
-    return path.exists() and not (path.is_dir() and name in recipe.inputs)
-
-
-def _file(path: Path) -> Path:
-    return pass_rates_file(path) if path.is_dir() else path
-
-
 def _step(number: int, given: dict[str, Any], faults: list[str]) -> Step | None:
     name = given.get("filter")
     if name not in NAMES:
@@ -230,7 +220,9 @@ def select(recipe: Recipe, out: Path, tests: str = "", grading: GradingTarget | 
     problems = recipe.folder / recipe.inputs[0]
     for step in recipe.steps:
         how |= {name: step.how_to_get(recipe.folder / name, problems) for name in step.files() if name not in how}
-    missing = [name for name in recipe.files if not _exists(recipe, name)]
+    # Pass rates may be the folder of an evaluation.
+    usable = {name: Path.is_file if name in recipe.inputs else Path.exists for name in recipe.files}
+    missing = [name for name, is_there in usable.items() if not is_there(recipe.folder / name)]
     if missing:
         raise CannotFilter("\n".join(f"there is no file {recipe.folder / name}{how[name]}" for name in missing))
     staging = out.with_name(f"{out.name}.part")
@@ -276,7 +268,7 @@ class _Selecting:
         selection = Selection(
             name=self._recipe.name,
             recipe_sha256=self._recipe.sha256,
-            files={name: sha256_of(_file(self._recipe.folder / name)) for name in self._recipe.files},
+            files={name: sha256_of(pass_rates_file(self._recipe.folder / name)) for name in self._recipe.files},
             steps=self._counts,
             problems=len(kept),
             tests=sum(one.record.stored.num_tests for one in kept),

@@ -31,6 +31,11 @@ class CannotFilter(Unusable):
     """A selection cannot be made, or not now. The message says what to do."""
 
 
+def asked_text(prompt: str, starter_code: str) -> str:
+    """The text that holds the question: the prompt, with the starter code where that is longer, as in MultiPL-E."""
+    return f"{prompt}\n\n{starter_code}" if len(starter_code) > len(prompt) else prompt
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A problem without its tests and references, and where they are: row `row` of input `file`, and `store`."""
@@ -50,6 +55,16 @@ class Candidate:
     def prompt(self) -> str:
         """What the policy is asked."""
         return str(self.record.values["prompt"])
+
+    @property
+    def starter_code(self) -> str:
+        """The code to begin with."""
+        return str(self.record.values["starter_code"])
+
+    @property
+    def asked(self) -> str:
+        """What duplicates and leaks compare."""
+        return asked_text(self.prompt, self.starter_code)
 
     @property
     def metadata(self) -> dict[str, str]:

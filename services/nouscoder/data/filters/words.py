@@ -76,6 +76,8 @@ _FONTS = r"text\w*|math(?:rm|bf|it|sf|tt|cal|frak)|emph|operatorname\*?|boldsymb
 _TAG = r"(?:\s+[\w-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'))*\s*/?>"
 _ITEM = re.compile(r"(?m)^[ \t]*[-+]")
 _MARKUP = (
+    (r"(?m)^[ \t]*(?=\S*[.#])[.#*@]{2,}[ \t]*$", lambda grid: _as_letters(grid[0].strip())),
+    (r"(?m)^-{3,}[ \t]*(\w.*?)[ \t]*-{3,}[ \t]*$", r" \1 "),
     (rf"(?i)</?(?:b|i|p|br|em|strong|code|pre|ul|ol|li|div|span|var|tt|h\d){_TAG}", " "),
     (rf"(?i)<(?:(sub)|sup){_TAG}(-?\w+)</su[bp]>", lambda found: f"{'_' if found[1] else '^'}{found[2]} "),
     (r"(?:\A|(?<=\n\n)|(?<=[.:;,!?)]\n))(?:[ \t]*[-+][ \t]+\S.*\n?)+", lambda items: _ITEM.sub("", items[0])),
@@ -95,7 +97,7 @@ _SPELLINGS = (
     (r"\^'", "'"),
     (r"(?<![\d,.])(\d{1,3})((?:(?:,|\{,\})000)+)(?![\d,])", lambda found: found[1] + re.sub("[^0]", "", found[2])),
     (r"(?<![\w'])'([^'\n]{1,80})'(?!\w)", r'"\1"'),
-    (r"([\"`])([^\w\s]{1,3})\1", lambda found: "".join(chr(0xE000 + ord(one) % 0xFF) for one in found[2])),
+    (r"([\"`])((?:(?!\1)[^\w\s]){1,3})\1", lambda found: _as_letters(found[2])),
     (r"(?<=\w)\.{2,}(?=\w)", "⋯"),
     (r"\\(?=[A-Za-z](?![A-Za-z]))", "∖"),
     (r"(?<!!)!+(?=\s+[A-Z])", "."),  # no factorial
@@ -133,6 +135,10 @@ def _plain(text: str) -> str:
     for spelled, sign in _RELATIONS:
         text = text.replace(spelled, sign)
     return text
+
+
+def _as_letters(signs: str) -> str:
+    return "".join(chr(0xE000 + ord(one) % 0xFF) for one in signs)
 
 
 def _respelled(text: str, rules: Iterable[tuple[str, Any]]) -> str:

@@ -33,6 +33,7 @@ import base64
 import json
 import pickletools
 import warnings
+from functools import partial
 from typing import Any
 
 from nouscoder.data.bounded_files import FileTooLarge, unpacked
@@ -55,7 +56,7 @@ from nouscoder.data.importers.fields import (
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import CallTests, Limits, MathTests, Prelude, Profile, StdinTests, Tests, language_name
+from nouscoder.domain.submission import CallTests, Limits, MathTests, Prelude, Profile, StdinTests, language_name
 
 MAX_UNPACKED_BYTES = 1024**3  # of one row's private tests
 _TEXT = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"})
@@ -166,7 +167,7 @@ def read_code_contests(row: Row, number: int) -> ReferencedProblem:
         problem_id=text(row, "name"),
         prompt=text(row, "description"),
         tests=stdin_tests(_cases(row, *_PARTS)),
-        public_tests=_public_tests(row),
+        public_tests=shown(stdin_tests(public)) if (public := _cases(row, "public_tests")) else None,
         difficulty=_fact(row, "cf_rating") or _difficulty(row.get("difficulty")),
         source="code_contests",
         family=_SOURCES.get(row.get("source") or 0, ""),
@@ -183,20 +184,12 @@ def read_rllm(row: Row, number: int) -> ReferencedProblem:
     )
 
 
-def _public_tests(row: Row) -> Tests | None:
-    if not (row.get("public_tests") or {}).get("input"):
-        return None
-    return shown(stdin_tests(_cases(row, "public_tests")))
-
-
 def _cases(row: Row, *parts: str) -> list[tuple[Any, Any]]:
     found = []
     for name in parts:
         tests = row.get(name) or {}
         if tests.get("input"):
             found += pairs(tests["input"], tests.get("output"))
-    if not found:
-        raise Rejected(Reason.NO_TESTS, "there is no public, private or generated test")
     return found
 
 
@@ -232,19 +225,11 @@ def _facts(row: Row) -> dict[str, str]:
 _FACTS = ("url", "source", "name", "date", "time_limit", "memory_limit")
 
 
-def read_taco(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row of TACO, named by its place."""
-    return _problem(row, "taco", f"taco-{number}")
-
-
-def read_apps(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row of APPS, named by its problem_id."""
-    return _problem(row, "apps", f"apps-{optional_text(row, 'problem_id', 'id') or number}")
-
-
-def _problem(row: Row, source: str, problem_id: str) -> ReferencedProblem:
+def read_taco(row: Row, number: int, source: str = "taco") -> ReferencedProblem:
+    """The problem of a row of TACO, named by its place, or of APPS, named by its problem_id."""
+    named = optional_text(row, "problem_id", "id") if source == "apps" else ""
     problem = Problem(
-        problem_id=problem_id,
+        problem_id=f"{source}-{named or number}",
         prompt=text(row, "question"),
         tests=tests_of(decoded(row.get("input_output") or "{}")),
         prelude=Prelude.LCB,
@@ -312,7 +297,7 @@ def case_tests(cases: Any) -> StdinTests | CallTests:
 FORMATS = {
     "livecodebench": Format(read_livecodebench, "LiveCodeBench, code_generation_lite"),
     "taco": Format(read_taco, "TACO"),
-    "apps": Format(read_apps, "APPS"),
+    "apps": Format(partial(read_taco, source="apps"), "APPS"),
     "synthetic1": Format(read_synthetic1, "PrimeIntellect SYNTHETIC-1, verifiable-coding-problems"),
     "code_contests": Format(read_code_contests, "CodeContests of DeepMind"),
     "rllm_contests": Format(read_rllm, "CodeContests as rllm's JSON array"),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import date
 from enum import StrEnum
 from typing import Any
 
@@ -80,9 +81,10 @@ def text(row: Row, *names: str) -> str:
 
 
 def optional_text(row: Row, *names: str) -> str:
-    """The first of these fields that holds text or a number, as text; else empty."""
+    """The first of these fields that holds text, a number or a date, as text; else empty."""
     for name in names:
         value = row.get(name)
+        value = value.isoformat() if isinstance(value, date) else value
         if isinstance(value, _SCALARS) and not isinstance(value, bool) and str(value).strip():
             return str(value)
     return ""
@@ -98,15 +100,19 @@ def asked_of(row: Row, *names: str) -> tuple[str, dict[str, str]]:
     """The question in the first of these fields that has a value, and facts about it for the metadata.
 
     It is text, or the messages of a chat, also as JSON. A system message goes before the user's, and a fact says so.
-    Raises Rejected for a conversation of several turns, because a problem is asked in one.
+    Raises Rejected for a conversation of several turns, because a problem is asked in one, and for pictures.
     """
+    if lost := next((one for one in ("image", "images") if row.get(one) and not isinstance(row[one], str)), ""):
+        raise Rejected(Reason.NEEDS_FILES, f"the question has pictures in {lost}, and a problem is text")
     name = next((name for name in names if row.get(name)), names[0])
     messages = row.get(name)
-    if isinstance(messages, str) and messages.lstrip().startswith("[{"):
+    if isinstance(messages, str) and messages.lstrip().startswith("["):
         with suppress(Rejected):
             messages = decoded(messages)
-    if not isinstance(messages, list) or not all(isinstance(one, Mapping) and "role" in one for one in messages):
+    if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
         return text(row, *names), {}
+    if not all("role" in one for one in messages):
+        raise Rejected(Reason.MISSING_FIELD, f"{name} is a list of records without `role`, which no messages are")
     roles = [_SYSTEM if one["role"] == "developer" else str(one["role"]) for one in messages]
     if (turns := [role for role in roles if role != _SYSTEM]) not in ([], ["user"]):
         way = f"--column {name}={name}.-1.content takes the last message alone"
@@ -118,10 +124,13 @@ def asked_of(row: Row, *names: str) -> tuple[str, dict[str, str]]:
 
 
 def _content(content: Any) -> str:
-    """The text of a message: text, or parts of text."""
-    if isinstance(content, list):
-        content = "\n".join(optional_text(part, "text") for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else ""
+    """The text of a message: text, or parts of text. Raises Rejected for another part, such as a picture."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+    if lost := [part for part, found in zip(content, texts, strict=True) if not isinstance(found, str)]:
+        raise Rejected(Reason.NEEDS_FILES, f"a part of a message is no text: {lost[0]!r:.80}")
+    return "\n".join(map(str, texts))
 
 
 def at_path(row: Row, path: str) -> Any:

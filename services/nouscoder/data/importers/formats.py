@@ -23,13 +23,11 @@ from nouscoder.input_file import regular
 _NO_IMPORTERS = ("fields", "formats", "options", "rows", "run")
 
 
-def _found() -> Iterator[tuple[str, Format]]:
-    for module in pkgutil.iter_modules(importers.__path__):
-        if module.name not in _NO_IMPORTERS:
-            yield from import_module(f"{importers.__name__}.{module.name}").FORMATS.items()
-
-
-FORMATS: dict[str, Format] = dict(sorted(_found()))
+FORMATS: dict[str, Format] = {}
+for _module in pkgutil.iter_modules(importers.__path__):
+    if _module.name not in _NO_IMPORTERS:
+        FORMATS |= import_module(f"{importers.__name__}.{_module.name}").FORMATS
+FORMATS = dict(sorted(FORMATS.items()))
 
 
 def format_named(name: str) -> Format:

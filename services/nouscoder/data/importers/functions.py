@@ -44,7 +44,9 @@ from nouscoder.data.importers.fields import (
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.prompt import PromptForm, prompt_text
 from nouscoder.domain.submission import AssertTests, CallCase, CallTests, Comparator, Prelude, method_name
+from nouscoder.formats.public_shapes import test_names
 
 
 def read_acecode(row: Row, number: int) -> ReferencedProblem:
@@ -81,12 +83,13 @@ def _listed_tests(cases: list[object]) -> CallTests | AssertTests:
 
 def read_leetcode(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row. Its imports and helpers run before each program, as in the data set's own evaluation."""
-    # From version 0.3 on `query` is the question in a form, with the starter code.
-    code = optional_text(row, "starter_code") if optional_text(row, "problem_description") else ""
+    # From version 0.3.0 on `query` is the question in a form, with the starter code; 0.3.1 has them apart, too.
+    apart = [optional_text(row, name) for name in ("problem_description", "starter_code")]
+    question, code = apart if all(apart) else without_form(text(row, "query", "problem_description"))
     meta = row.get("meta") or {}
     problem = Problem(
         problem_id=text(row, "task_id"),
-        prompt=text(row, "problem_description") if code else text(row, "query", "problem_description"),
+        prompt=question,
         starter_code=code,
         tests=leetcode_tests(text(row, "test"), text(row, "entry_point"), optional_text(row, "prompt")),
         # The prompt uses `List` and other names without imports, as LeetCode does.
@@ -97,6 +100,20 @@ def read_leetcode(row: Row, number: int) -> ReferencedProblem:
     program = optional_text(row, "completion")
     date = str(row.get("estimated_date") or "")[:10]
     return ReferencedProblem(problem, (Reference(program),) if program else (), {"date": date} if date else {})
+
+
+def without_form(prompt: str) -> tuple[str, str]:
+    """The question and the starter code of a prompt in DeepCoder's form, perhaps after other text; else the prompt."""
+    begin, end = prompt_text(PromptForm.DEEPCODER, "\0").split("\0")
+    before, after = prompt_text(PromptForm.DEEPCODER, "", "\0").removeprefix(begin).split("\0")
+    others, begins, rest = prompt.rpartition(begin)
+    asked = f"{rest.rstrip()}\n\n"  # LeetCodeDataset has one line end of two, and LiveCodeBench's header
+    if begins and asked.endswith(end):
+        return others + asked.removesuffix(end), ""
+    question, found, code = asked.removeprefix("### Question:\n").rpartition(before)
+    if begins and found and code.endswith(after):
+        return others + question, code.removesuffix(after)
+    return prompt, ""
 
 
 def leetcode_tests(check: str, entry_point: str, imports: str) -> CallTests | AssertTests:
@@ -150,8 +167,8 @@ def plus_tests(module: ast.Module, entry_point: str | None) -> tuple[CallTests, 
     """
     check = _function(module.body, "check")
     body = module.body if check is None else check.body
-    call = _compared(body)
-    if call is None or not _is_plain(module):
+    call, assertion = _compared(body), _function(module.body, "assertion")
+    if call is None or assertion is None or ast.unparse(assertion.body[0]) != _PLAIN:
         return None
     name, atol = call
     if name == "candidate":
@@ -174,12 +191,6 @@ def plus_tests(module: ast.Module, entry_point: str | None) -> tuple[CallTests, 
 
 def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef | None:
     return next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
-
-
-def _is_plain(module: ast.Module) -> bool:
-    """Whether `assertion` begins with the plain comparison."""
-    assertion = _function(module.body, "assertion")
-    return assertion is not None and ast.unparse(assertion.body[0]) == _PLAIN
 
 
 def _compared(body: list[ast.stmt]) -> tuple[str, float] | None:
@@ -231,8 +242,10 @@ def read_mbpp(row: Row, number: int) -> ReferencedProblem:
         raise Rejected(Reason.NO_TESTS, "task_id or test_list is missing")
     imports = "\n".join(decoded(row.get("test_imports") or []) or [])
     setup = optional_text(row, "test_setup_code")  # behind the program, whose classes it may use
-    cases = [f"{setup}\n{checked(case)}" if setup else case for case in listed]
-    tests, comparator = _mbpp_tests(optional_text(row, "test"), cases, imports)
+    cases = tuple(f"{setup}\n{checked(case)}" if setup else checked(case) for case in listed)
+    code = optional_text(row, "test")  # of MBPP+, which has the cases too
+    plus = plus_tests(parsed_python(code), None) if code else None
+    tests, comparator = plus or (AssertTests((code,) if code else cases, imports), Comparator())
     problem = Problem(
         problem_id=f"Mbpp/{task_id.removeprefix('Mbpp/')}",
         prompt=f"{text(row, 'prompt', 'text')}\n\nYour code must pass this test:\n{listed[0]}",
@@ -275,13 +288,6 @@ def _helpers(prompt: str, entry_point: str, code: str) -> str:
     return "\n\n".join(filter(None, (ast.get_source_segment(prompt, node) for node in others)))
 
 
-def _mbpp_tests(code: str, listed: list[object], setup: str) -> tuple[CallTests | AssertTests, Comparator]:
-    """`code` is the program of MBPP+, empty for MBPP."""
-    if not code:
-        return AssertTests(tuple(checked(case) for case in listed), setup), Comparator()
-    return plus_tests(parsed_python(code), None) or (AssertTests((code,), setup), Comparator())
-
-
 _RUN = """
 import unittest as _unittest
 _found = _unittest.TestResult()
@@ -293,7 +299,8 @@ assert _found.wasSuccessful(), "".join(text for _, text in _found.failures + _fo
 def read_bigcodebench(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row, with the instruct prompt where there is one."""
     code = text(row, "test")
-    cases = tuple(code + _RUN.format(case=case, method=method) for case, method in _methods(code))
+    found = (name.split("::") for name in test_names(code) if "::" in name)
+    cases = tuple(code + _RUN.format(case=case, method=method) for case, method in found)
     if not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test method")
     listed = [str(name) for name in decoded(row.get("libs") or []) if name not in sys.stdlib_module_names]
@@ -309,18 +316,6 @@ def read_bigcodebench(row: Row, number: int) -> ReferencedProblem:
     solution = optional_text(row, "canonical_solution")
     begin = optional_text(row, "code_prompt", "complete_prompt")
     return ReferencedProblem(problem, (Reference(begin + solution),) if solution else ())
-
-
-def _methods(code: str) -> list[tuple[str, str]]:
-    """(class, method) of each test method."""
-    module = parsed_python(code)
-    return [
-        (node.name, method.name)
-        for node in module.body
-        if isinstance(node, ast.ClassDef)
-        for method in node.body
-        if isinstance(method, ast.FunctionDef) and method.name.startswith("test")
-    ]
 
 
 FORMATS = {

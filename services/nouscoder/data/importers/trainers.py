@@ -4,7 +4,8 @@ generic: the field names below, or those of `--column`. A question (prompt, ques
 or the messages of a chat: a system message and the user's), and tests, input_output, test_cases, inputs with
 outputs, or an answer, which is compared as mathematics. In verl's layout the question is `prompt`, and the tests or the
 answer are in reward_model.ground_truth. Further fields: problem_id, task_id, question_id or id; starter_code, fn_name,
-languages or language, solutions or solution, difficulty, source or data_source, family, contest_date or date.
+entry_point or func_name, languages or language, solutions or solution, difficulty, source or data_source, family,
+contest_date or date.
 
 nouscoder (NousResearch/RLVR_Coding_Problems, lcb_test): problem, tests {input, output, fn_name}, fn_name, problem_type
 (func for functions), starter_code. Outputs are compared as the authors' grader does: |a - b| <= 1e-4 for the numbers of
@@ -29,7 +30,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import date
 from typing import Any
 
 from pydantic import ValidationError
@@ -44,17 +44,17 @@ from nouscoder.data.importers.fields import (
     at_path,
     call_tests,
     decoded,
+    facts_of,
     optional_text,
     pairs,
     references,
     text,
 )
-from nouscoder.data.importers.functions import checked, leetcode_tests
+from nouscoder.data.importers.functions import checked, leetcode_tests, without_form
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.importers.training_sets import ANSWER_TEMPLATE
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.prompt import PromptForm, prompt_text
 from nouscoder.domain.submission import (
     AssertTests,
     CallTests,
@@ -75,6 +75,7 @@ from nouscoder.formats.public_shapes import NotTests, rewritten
 _NO_FUNCTION = ("", "none")
 _TESTS = ("tests", "input_output", "test_cases")
 _TRUTH = "reward_model.ground_truth"
+_DATES = ("contest_date", "date")
 
 
 def found_tests(value: Any, function: str = "") -> Tests:
@@ -115,7 +116,10 @@ def _of_list(cases: list[Any], function: str) -> Any:
         return lcb_tests(cases, {"func_name": function} if function else first.get("metadata") or {})
     if first.get("type") in ("stdin_stdout", "function_call"):
         return case_tests(cases)
-    return _paired([case["input"] for case in cases], [case["output"] for case in cases])
+    functions = {case.get("fn_name") for case in cases}
+    if len(functions) > 1:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"the tests call {len(functions)} functions")
+    return _paired([case["input"] for case in cases], [case["output"] for case in cases]) | {"fn_name": functions.pop()}
 
 
 def _paired(inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def _of_record(tests: dict[str, Any], function: str) -> Any:
 
 def read_generic(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row of any set."""
-    function = optional_text(row, "fn_name")
+    function = optional_text(row, "fn_name", "entry_point", "func_name")
     question, facts = asked_of(row, "prompt", "question", "problem", "question_content")
     found = next((row[name] for name in _TESTS if row.get(name) not in (None, "")), None)
     if found is None and row.get("inputs"):
@@ -163,7 +167,7 @@ def read_generic(row: Row, number: int) -> ReferencedProblem:
         languages=tuple(language_name(str(name).strip()) for name in names),
     )
     known = references(row.get("solutions") or row.get("solution"))
-    return ReferencedProblem(problem, known, facts | _dates(row), names_languages=bool(languages))
+    return ReferencedProblem(problem, known, facts | facts_of(row, *_DATES), names_languages=bool(languages))
 
 
 def _tests_or_answer(truth: Any, function: str) -> Tests:
@@ -181,12 +185,6 @@ def _tests_or_answer(truth: Any, function: str) -> Tests:
     if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict | str)):
         return found_tests(value, function)
     return MathTests((MathCase(str(truth)),))
-
-
-def _dates(row: Row) -> dict[str, str]:
-    values = ((name, row.get(name)) for name in ("contest_date", "date"))
-    facts = {name: value.isoformat() if isinstance(value, date) else optional_text(row, name) for name, value in values}
-    return {name: value for name, value in facts.items() if value}
 
 
 _CLOSE = Comparator(ComparatorKind.LCB, absolute_tolerance=1e-4)
@@ -209,7 +207,7 @@ def read_nouscoder(row: Row, number: int) -> ReferencedProblem:
         family=optional_text(row, "problem_type"),
         starter_code=optional_text(row, "starter_code"),
     )
-    return ReferencedProblem(problem, references(row.get("solutions") or row.get("solution")), _dates(row))
+    return ReferencedProblem(problem, references(row.get("solutions") or row.get("solution")), facts_of(row, *_DATES))
 
 
 def _authors_calls(tests: Any, function: str) -> CallTests:
@@ -240,7 +238,7 @@ def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
     is_lcb = bool(at_path({"tests": listed}, "tests.0.testtype"))
     function = optional_text(about, "func_name") if isinstance(about, dict) else ""
     problem = Problem(
-        problem_id=f"deepcoder-{number}",
+        problem_id=f"deepcoder-{'lcb-' * is_lcb}{number}",
         prompt=text(row, "problem"),
         tests=found_tests(listed, function),
         limits=LCB_LIMITS if is_lcb else _DEEPCODER_LIMITS,
@@ -255,24 +253,9 @@ def read_deepcoder(row: Row, number: int) -> ReferencedProblem:
 def read_klear(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row, named by its place."""
     item = read_generic(row, number)
-    question, code = _without_form(item.problem.prompt)
+    question, code = without_form(item.problem.prompt)
     named = replace(item.problem, problem_id=f"klear-{number}", prompt=question, starter_code=code, source="klear")
     return replace(item, problem=named)
-
-
-def _without_form(prompt: str) -> tuple[str, str]:
-    """The question and the starter code of a prompt in DeepCoder's form, perhaps after other text; else the prompt."""
-    begin, end = prompt_text(PromptForm.DEEPCODER, "\0").split("\0")
-    before, after = prompt_text(PromptForm.DEEPCODER, "", "\0").removeprefix(begin).split("\0")
-    others, begins, prompt = prompt.rpartition(begin)
-    if not begins:
-        return prompt, ""
-    if prompt.endswith(end):
-        return others + prompt.removesuffix(end), ""
-    question, found, code = prompt.rpartition(before)
-    if found and code.endswith(after):
-        return others + question, code.removesuffix(after)
-    return others + begins + prompt, ""
 
 
 _ANSWERS = 16

@@ -29,9 +29,7 @@ Hard keeps its rows in `examples` of one object; a row may also be such an objec
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from nouscoder.data.importers import contests
@@ -43,9 +41,9 @@ from nouscoder.data.importers.fields import (
     asked_of,
     decoded,
     facts_of,
+    imported_libraries,
     optional_text,
     pairs,
-    parsed_python,
     references,
     stdin_tests,
     text,
@@ -65,6 +63,7 @@ from nouscoder.domain.submission import (
     StdinCase,
     StdinTests,
 )
+from nouscoder.formats.public_shapes import test_names
 
 
 def read_nemotron(row: Row, number: int) -> ReferencedProblem:
@@ -153,10 +152,9 @@ _FACTS = ("subset", "style", "gpt_pass_percentage", "r1_pass_percentage", "r1_co
 def read_kodcode(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row. Each test function is a case, which pytest runs."""
     code = text(row, "test", "test_code")
-    module = parsed_python(code)
-    if not _imports(module, _MODULE):
+    if _MODULE not in imported_libraries([code]):
         raise Rejected(Reason.UNREADABLE_TESTS, f"the tests do not import the module {_MODULE}")
-    cases = tuple(dict.fromkeys(_test_functions(module.body)))
+    cases = tuple(test_names(code))
     if not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test function")
     about = decoded(row.get("test_info") or [])
@@ -171,24 +169,6 @@ def read_kodcode(row: Row, number: int) -> ReferencedProblem:
         family=optional_text(row, "subset"),
     )
     return ReferencedProblem(problem, references(row.get("solution")), facts_of(row, *_FACTS))
-
-
-def _imports(module: ast.Module, name: str) -> bool:
-    found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
-    return name in found | {node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
-
-
-def _test_functions(body: list[ast.stmt], owner: str = "") -> Iterator[str]:
-    """The names of the tests that pytest finds in a file: test functions, and those of test classes."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-            yield owner + node.name
-        elif isinstance(node, ast.ClassDef) and not owner and (node.name.startswith("Test") or _is_unittest(node)):
-            yield from _test_functions(node.body, f"{node.name}::")
-
-
-def _is_unittest(node: ast.ClassDef) -> bool:
-    return any(ast.unparse(base).rpartition(".")[2] == "TestCase" for base in node.bases)
 
 
 # Mathematics and reasoning.
