@@ -132,3 +132,19 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(
 def test_a_missing_folder_is_reported_as_missing(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=f"the policy folder {tmp_path / 'nowhere'} does not exist"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "added_tokens.json", "vocab.json"])
+def test_the_largest_token_may_stand_in_any_file_of_the_tokenizer(tmp_path: Path, file: str) -> None:
+    """The first ended in a traceback: IndexError in the embedding."""
+    save_bytes(tmp_path, eos_token="<|end|>")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 1000}))
+    assert not any("has a token" in fault for fault in faults_of(tmp_path))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    named: dict[str, Any] = {"word": 1000}
+    if file == "tokenizer_config.json":
+        named = {**config, "added_tokens_decoder": {"1000": {"content": "word"}}}
+    (tmp_path / file).write_text(json.dumps(named))
+    if file == "vocab.json":
+        (tmp_path / "tokenizer.json").unlink()
+    assert any("the tokenizer has a token 1000, and the model has 1000" in fault for fault in faults_of(tmp_path))

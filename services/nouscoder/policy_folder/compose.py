@@ -67,9 +67,10 @@ def compose_policy(
     if whole != first and has_weights(first) and (odd := odd_tensor(weights_files(first), weights_files(whole))):
         raise PolicyFilesMissing(f"only one of {first} and {whole} has {odd}: the policy would not fit its config.json")
     with whole_folder(to) as part:
-        for file in sorted(first.iterdir()):
+        for file in sorted((*first.iterdir(), *first.glob("additional_chat_templates/*"))):
             if file.suffix in _SUFFIXES and file.name != INDEX_FILE and file.is_file():
-                shutil.copyfile(file, part / file.name)
+                (part / file.relative_to(first)).parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, part / file.relative_to(first))
         if is_adapter(weights):
             from nouscoder.policy_folder.policy_tensors import write_merged  # it loads torch
 

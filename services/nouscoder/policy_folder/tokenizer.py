@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -27,17 +26,6 @@ class TokenizerError(ValueError):
     """A folder has no usable tokenizer, or a text cannot be encoded. The message names it."""
 
 
-# A template that knows reasoning writes these itself, so an assistant's message may have them as tokens.
-_REASONING_MARKS = frozenset({"<think>", "</think>", "[THINK]", "[/THINK]"})
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedChat:
-    """A conversation in the chat template, as `encode_rendered` takes it."""
-
-    whole: str
-
-
 class SpelledNames:
     """Hides the names of special tokens in messages from the tokenizer, while a chat template writes them."""
 
@@ -48,7 +36,7 @@ class SpelledNames:
         self._hidden = re.compile(f"{self.mark}([0-9]+){self.mark}")
 
     def hidden(self, value: Any, of_assistant: bool = False) -> Any:
-        """A message, or a part of one, without the names. Marks of reasoning stay in an assistant's message."""
+        """A message, or a part of one, without the names. Tags of reasoning stay in an assistant's."""
         if isinstance(value, dict):
             of_assistant = of_assistant or value.get("role") == "assistant"
             return {name: self.hidden(item, of_assistant) for name, item in value.items()}
@@ -58,7 +46,7 @@ class SpelledNames:
             return value
 
         def mark(found: re.Match[str]) -> str:
-            if of_assistant and found[0] in _REASONING_MARKS:
+            if of_assistant and found[0] in TOKENS:
                 return found[0]
             return f"{self.mark}{self._names.index(found[0])}{self.mark}"
 
@@ -145,7 +133,7 @@ class PolicyTokenizer:
 
         `thinking` is the template's enable_thinking; None leaves it to the template. Raises TokenizerError.
         """
-        return self.encode_rendered(self.render(messages, thinking))
+        return self.encode_text(self.render(messages, thinking))
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """How many tokens `encode` makes of each text; 0 of one that cannot be encoded."""
@@ -211,18 +199,18 @@ class PolicyTokenizer:
         first, whole = encode(before), encode(before + text)
         if whole[: len(first)] == first:
             return whole[len(first) :]
-        # After a token, because some tokenizers begin every text with a space.
-        (end,) = self.pieces([self.eos_id])
-        alone = self.encode_text(end + (text if in_chat else self._spelled.hidden(text)))
-        return alone[1:] if alone[0] == self.eos_id else self.encode_inside(text)
+        # After another text, because some tokenizers begin a text with a space, or what follows a special token.
+        marked = text if in_chat else str(self._spelled.hidden(text))
+        for begin in (*self.pieces([self.eos_id]), "\n", ";"):
+            first, whole = (self.encode_text(begin + rest) for rest in ("", marked))
+            before, found = (self._tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (first, whole))
+            if whole[: len(first)] == first and _num_spaces(found.removeprefix(before)) == _num_spaces(marked):
+                return whole[len(first) :]
+        return self.encode_text(marked)
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> RenderedChat:
-        """The text for `encode_rendered`, in any thread. The template may take seconds. Raises TokenizerError."""
-        return RenderedChat(self.texts([_records(messages)], thinking)[0])
-
-    def encode_rendered(self, chat: RenderedChat) -> list[int]:
-        """Token ids [tokens] of a rendered conversation. Raises TokenizerError."""
-        return self.encode_text(chat.whole)
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+        """The text for `encode_text`, in any thread. The template may take seconds. Raises TokenizerError."""
+        return self.texts([_records(messages)], thinking)[0]
 
     def encode_reply(self, replies: Sequence[Message], thinking: bool | None = None) -> list[int]:
         """Token ids [tokens] from the end of an answer of the policy to the beginning of its next answer.
@@ -312,6 +300,10 @@ class PolicyTokenizer:
         while size > 1 and ids[size - 1] in self._appended_ids:
             size -= 1
         return ids[:size]
+
+
+def _num_spaces(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
 
 
 def _records(messages: Sequence[Message]) -> list[ChatMessage]:

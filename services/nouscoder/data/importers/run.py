@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import naming_storage_faults, remove, storage_fault, write_whole
-from nouscoder.data.bounded_files import FileRefused, SourceRow
+from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow
 from nouscoder.data.check import faults_of
 from nouscoder.data.importers.fields import Reason, Rejected, with_libraries
 from nouscoder.data.importers.formats import format_named
@@ -283,7 +283,7 @@ class _Import:
         counts = self._state.rejected
         counts[reason.value] = counts.get(reason.value, 0) + 1
         place = file
-        if isinstance(file, Path) and isinstance(row.value, dict) and "files" in row.value:
+        if isinstance(file, Path) and isinstance(row.value, dict) and isinstance(row.value.get("files"), PackageFiles):
             place = file / str(row.value.get("name"))  # a package of a folder or an archive
         self._rejections.append({"file": str(place), "row": row.number, "reason": reason.value, "detail": detail[:500]})
 
