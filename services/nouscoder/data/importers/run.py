@@ -34,7 +34,7 @@ from nouscoder.data.importers.rows import (
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import column, join, read_parquet, require_new, row_of, store_beside, write_rows
 from nouscoder.data.problems import save_problems
-from nouscoder.domain.problem import Problem, language_fault
+from nouscoder.domain.problem import language_fault
 from nouscoder.domain.prompt import rendered_mark
 from nouscoder.errors import Unusable
 from nouscoder.progress_bar import progress_bar
@@ -270,14 +270,15 @@ class _Import:
         # Rows without a name are named by their number in all files, because many sets are in several.
         item = self._format.read(self._columns.of(row.value), self._before + row.number)
         item = self._options.applied(item)
-        item = replace(item, problem=with_libraries(item.problem))
-        item.problem.prompt.encode()  # text that is not Unicode raises ValueError
-        _check_languages(item.problem)
-        if wrong := faults_of(item.problem, here=False):
+        one = with_libraries(item.problem)
+        one.prompt.encode()  # text that is not Unicode raises ValueError
+        if fault := language_fault(one.languages, one.tests.type, one.profile, text_is_code=one.text_is_code):
+            raise Rejected(Reason.OTHER_LANGUAGE, fault)
+        if wrong := faults_of(one, here=False):
             raise Rejected(Reason.UNGRADABLE, "; ".join(wrong))
-        if item.problem.problem_id in self._ids:
-            raise Rejected(Reason.DUPLICATE_ID, f"problem_id {item.problem.problem_id!r:.100} was imported before")
-        return item
+        if one.problem_id in self._ids:
+            raise Rejected(Reason.DUPLICATE_ID, f"problem_id {one.problem_id!r:.100} was imported before")
+        return replace(item, problem=one)
 
     def _reject(self, file: Source, row: SourceRow, reason: Reason, detail: str) -> None:
         counts = self._state.rejected
@@ -320,13 +321,6 @@ class _Import:
 
     def _rejected(self, number: int) -> Path:
         return self.folder / f"{number:06}.rejected.jsonl"
-
-
-def _check_languages(problem: Problem) -> None:
-    """Raises Rejected when the verifier cannot run the tests with programs in the problem's languages."""
-    fault = language_fault(problem.languages, problem.tests.type, problem.profile, text_is_code=problem.text_is_code)
-    if fault:
-        raise Rejected(Reason.OTHER_LANGUAGE, fault)
 
 
 def rejections_of(file: Path) -> Iterator[dict[str, Any]]:
