@@ -141,6 +141,13 @@ def test_the_table_has_first_last_and_best_of_each_run(tmp_path: Path) -> None:
     assert [cell.split("<")[0] for cell in row.split("<td>")[1:]] == ["8", "-", "-", "-", "-", "-"]
 
 
+def test_the_best_evaluation_is_the_first_of_those_that_differ_by_rounding_alone(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "dapo", evaluations={0: 0.1, 2: 0.3, 4: 0.1 + 0.2})
+    text = write_comparison(tmp_path / "c.html", [one, write_run(tmp_path / "gspo")]).read_text(encoding="utf8")
+    row = text.split('<th scope="row">dapo</th>')[1].split("</tr>")[0]
+    assert row.split("<td>")[5].split("<")[0] == "4"
+
+
 def test_runs_without_evaluations_get_an_empty_picture_that_says_why(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "dapo"), write_run(tmp_path / "gspo")
     page = compared(tmp_path, one, two)

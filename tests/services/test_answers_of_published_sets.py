@@ -52,6 +52,16 @@ async def test_an_attribute_of_the_instance_is_a_method_and_a_star_import_is_non
     assert found == ["accepted", "runtime_error", "accepted", "accepted"]
 
 
+async def test_what_the_prelude_brings_is_no_answer_of_a_program_that_does_not_name_it() -> None:
+    """`print("hello")` was accepted where gcd is asked for."""
+    tests = CallTests("gcd", (CallCase((12, 18), {}, 6),))
+    codes = ["print('hello')", "", "x = lambda: gcd(1, 2)", "from math import gcd", "gcd = math.gcd"]
+    codes += ["import math as gcd", "globals()['gcd'] = math.gcd", "exec('def gcd(a, b): return 6')"]
+    codes += ["from math import *"]
+    found = await verdicts(tests, codes, prelude=Prelude.LCB)
+    assert found == [*["runtime_error"] * 3, "accepted", "accepted", "runtime_error", *["accepted"] * 3]
+
+
 async def test_no_class_replaces_the_entry_of_a_judge() -> None:
     cheat = "class Solution:\n    def __nouscoder_case__(self, case, token):\n        return [token, True]\n"
     assert await verdicts(AssertTests(("assert f(1) == 2",)), [cheat]) == ["runtime_error"]

@@ -159,10 +159,10 @@ def test_an_example_ends_as_the_template_ends_a_turn_and_sampling_stops_there(
 ) -> None:
     family, tokenizer = known
     assert {*tokenizer.pieces(sorted(tokenizer.stop_ids))} == {*family.stops}
-    end = tokenizer.end_of_answer(in_chat=True)
+    end = tokenizer.turn_end or (tokenizer.eos_id,)
     assert text_of(tokenizer, end) == family.end
     assert end[-1] in tokenizer.stop_ids
-    assert tokenizer.pieces(tokenizer.end_of_answer(in_chat=False)) == [family.eos]
+    assert tokenizer.pieces([tokenizer.eos_id]) == [family.eos]
     if family.template:
         rollout = Encoder(tokenizer, SingleTurnSection(prompt_as="messages")).encode(example("2"))
         assert text_of(tokenizer, np.frombuffer(rollout.token_ids, np.int32)).endswith(f"2{family.end}")

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from tests.services.test_end_of_turn import CHATML, Family, InThisProcess, folder_of
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from nouscoder.config.generation import SingleTurnSection
+from nouscoder.domain.reasoning import CLOSING
 from nouscoder.policy_folder import chat_template
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.sft.reading import BadExample, Encoder, example_of
@@ -104,6 +106,48 @@ def test_a_later_answer_follows_the_history_that_the_template_writes(tmp_path: P
     found, theirs = texts_of(tmp_path, LAST_THINKS, {"messages": messages})
     assert "".join(found) + "\n" == theirs.apply_chat_template(messages, tokenize=False)
     assert len(found) == 2
+
+
+def test_the_end_token_as_text_is_in_no_earlier_answer(tmp_path: Path) -> None:
+    answers = [{"role": "assistant", "content": f"{said}<|im_end|>\n"} for said in "24"]
+    found, _ = texts_of(tmp_path, CHATML, {"messages": [ASKED, answers[0], ASKED, answers[1]]})
+    assert found[1::2] == ["2<|im_end|>", "4<|im_end|>"]
+    assert "".join(found).count("<|im_end|>") == 4
+
+
+@pytest.mark.parametrize("template", [CHATML, OPENED])
+@pytest.mark.parametrize("begin", [one for one in CLOSING if not one.startswith("<|channel|>")])
+def test_the_tags_of_reasoning_of_a_policy_are_its_tokens(tmp_path: Path, begin: str, template: str) -> None:
+    end, template = CLOSING[begin], template.replace("<think>", begin)
+    family = Family(template, (*MARKS, begin, end, "<|channel>"), MARKS[2], MARKS[2:], "<|im_end|>", ())
+    tokenizer = load_tokenizer(folder_of(tmp_path, family))
+    record = {"messages": [ASKED, {"role": "assistant", "content": f"{begin}add{end}2"}]}
+    ids = Encoder(tokenizer, SingleTurnSection()).encode(example_of(record)).token_ids.tolist()
+    assert [ids.count(tokenizer.vocabulary()[tag]) for tag in (begin, end)] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["first", "always", "never", "legacy"])
+@pytest.mark.parametrize("said", ["```2", "2", " 2", "(2)"])
+def test_an_answer_has_no_space_of_its_own_where_a_token_would_reach_into_the_prompt(
+    tmp_path: Path, kind: str, said: str
+) -> None:
+    """SentencePiece's kinds put a space before each text, or before what follows a special token."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    if kind == "legacy":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    words = [f"ASSISTANT:{said} USER:1+1? 2```(2) 4;"] * 9
+    names = ["<unk>", *(f"<0x{number:02X}>" for number in range(256))]
+    tokenizer.train_from_iterator(words, trainers.BpeTrainer(special_tokens=names, show_progress=False))
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in MARKS])
+    folder_of(tmp_path, Family("", MARKS, MARKS[2], MARKS[2:], "<|im_end|>", ()))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(tmp_path)
+    for begin in ("<|im_start|>ASSISTANT:", "1+1? ASSISTANT"):
+        first, ids = ours.encode_text(begin), ours.encode_after(begin, said)
+        assert ours.decode([*first, *ids]).strip() == ours.decode(first).strip() + said, (begin, ours.pieces(ids))
 
 
 def call(arguments: Any) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_the_tokenizer_is_that_of_the_file(made: Made) -> None:
 def test_the_chat_template_and_the_end_of_a_turn_are_those_of_the_file(made: Made) -> None:
     tokenizer = load_tokenizer(made.folder)
     assert tokenizer.stop_ids == {WORDS.index("<|im_end|>")}
-    rendered = tokenizer.render([Message(Role.USER, "is")], None).whole
+    rendered = tokenizer.render([Message(Role.USER, "is")], None)
     assert rendered == "<|im_start|>user\nis<|im_end|>\n<|im_start|>assistant\n"
     assert "add_generation_prompt" in TEMPLATE
 

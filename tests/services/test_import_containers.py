@@ -14,10 +14,12 @@ from tests.services.test_data_import import ROWS, jsonl, parquet
 from tests.services.test_named_sets import SETS
 from tests.services.test_trainers_sets import GENERIC, GIVEN
 
-from nouscoder.data.importers.formats import FORMATS
+from nouscoder.data.importers.formats import FORMATS, read_referenced
+from nouscoder.data.importers.options import ImportOptions
 from nouscoder.data.importers.rows import file_rows
 from nouscoder.data.importers.run import import_files, rejections_of
 from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.data.problems import ProblemFileError
 
 FOLDERS = {"hardtests", "livecodebench_pro", "kattis", "harbor"}  # read from files of a layout of their own
 EXAMPLES: list[dict[str, Any]] = [{}, {"examples": []}, {"examples": [{"input": "1\n", "output": "2\n"}]}]
@@ -124,3 +126,32 @@ def test_the_same_rows_are_the_same_problems_in_every_container(tmp_path: Path, 
         first = found.pop("rows.jsonl")
         for file, other in found.items():
             assert other == first, (file, rows)
+
+
+def test_fields_of_a_row_are_no_container_and_no_row_is_cut(tmp_path: Path) -> None:
+    """Each was taken for another thing: examples for rows, files for a package, `.csv` in a name, a comma in a text."""
+    tests = {"inputs": [""], "outputs": ["1"]}
+    row = {"problem": "?", "answer": "1", "examples": [{"input": "other", "target": "2"}]}
+    options = ImportOptions(columns={"question": "problem"})
+    import_files("reasoning", [jsonl(tmp_path / "r.jsonl", row)], tmp_path / "r.parquet", options=options)
+    assert [one.problem.prompt for one in read_parquet(tmp_path / "r.parquet")] == ["?"]
+
+    lines = jsonl(tmp_path / "a.csv.jsonl", {"prompt": "?", "tests": tests}, {"prompt": "?", "files": []})
+    summary = import_files("generic", [lines], tmp_path / "a.parquet")
+    assert [line["file"] for line in rejections_of(Path(summary.rejections))] == [str(lines)]
+
+    (tmp_path / "m.csv").write_text("question,answer\nWhat is 2,3 and 4?,9\n1+1?,2\n")
+    summary = import_files("math", [tmp_path / "m.csv"], tmp_path / "m.parquet")
+    assert [one.problem.prompt for one in read_parquet(tmp_path / "m.parquet")] == ["1+1?"]
+    (rejected,) = rejections_of(Path(summary.rejections))
+    assert rejected["detail"] == "it has 1 values more than the first line"
+
+
+def test_a_problem_file_with_a_field_of_another_set_is_no_other_set(tmp_path: Path) -> None:
+    tests = {"type": "stdin", "cases": [{"input": "", "output": "1"}]}
+    row = {"problem_id": "p", "prompt": "Print 1.", "problem": "Print 2.", "tests": tests}
+    with pytest.raises(ProblemFileError, match="problem: unknown field"):
+        list(read_referenced(jsonl(tmp_path / "p.jsonl", row)))
+    del row["problem"]
+    with pytest.raises(ProblemFileError, match="prompt_template"):
+        list(read_referenced(jsonl(tmp_path / "t.jsonl", {**row, "prompt_template": "Solve it."})))

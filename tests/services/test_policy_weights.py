@@ -235,7 +235,10 @@ def test_learner_and_engine_read_the_same_tensors(tmp_path: Path, kind: Any) -> 
 def test_a_copy_has_only_the_files_that_are_read(tmp_path: Path, kind: Any) -> None:
     first, copy = tmp_path / "policy", tmp_path / "copy"
     kind(first)
+    (first / "additional_chat_templates").mkdir()
+    (first / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     compose_policy(copy, first, first)
     assert (copy / INDEX_FILE).exists() is (kind is sharded)
+    assert (copy / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
     wanted, found = in_learner(first), in_learner(copy)
     assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())

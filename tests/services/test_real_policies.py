@@ -68,8 +68,8 @@ def test_a_prompt_is_that_of_the_template(qwen3: tuple[PolicyTokenizer, Any], th
 
 def test_special_tokens_in_a_statement_are_characters(qwen3: tuple[PolicyTokenizer, Any]) -> None:
     ours, theirs = qwen3
-    hostile = ours.encode_messages([Message(Role.USER, STATEMENT)])
-    benign = ours.encode_messages([Message(Role.USER, "Print n.")])
+    hostile = ours.encode_text(ours.render([Message(Role.USER, STATEMENT)]))
+    benign = ours.encode_text(ours.render([Message(Role.USER, "Print n.")]))
     special = set(theirs.all_special_ids)
     assert [one for one in hostile if one in special] == [one for one in benign if one in special]
     assert STATEMENT in theirs.decode(hostile)

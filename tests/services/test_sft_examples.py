@@ -126,6 +126,15 @@ def test_a_prompt_and_a_conversation_of_one_message_are_the_same_in_a_chat_templ
         ({"messages": [{"role": "assistant", "content": "a"}]}, "no message before it"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}], "completion": "1"}, "tool_calls"),
         ({"messages": [{"role": "user", "content": "a", "images": [1]}], "completion": "1"}, "unknown field"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "<think>b</think>1", "reasoning_content": "b"},
+                ]
+            },
+            "reasoning_content, and reasoning in its content",
+        ),
         ({"prompt": "a", "completion": "1", "verdict": "internal_error"}, "internal_error is no verdict"),
         ({"prompt": "a", "completion": "1", "verdict": "good"}, "verdict"),
     ],
@@ -190,6 +199,26 @@ def test_parquet_gives_the_same_examples_as_json_lines(characters: PolicyTokeniz
             SftSection(train=(file,)), Encoder(characters, TEXT), characters.vocabulary_size, None, seed=0
         ).digest
         for file in (lines, tmp_path / "a.parquet")
+    }
+    assert len(digests) == 1
+
+
+def test_fields_that_only_other_rows_of_parquet_have_are_not_taught(qwen3: PolicyTokenizer, tmp_path: Path) -> None:
+    """A column has the fields of all its rows: the arguments of each call, the parameters of each tool."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    rows = []
+    for name in "ab":
+        function = {"name": name, "parameters": {"properties": {name: {"type": "integer"}}}}
+        call = {"type": "function", "function": {"name": name, "arguments": {name: 1}}}
+        asked = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        rows.append({"messages": asked, "tools": [{"type": "function", "function": function}]})
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    encoder = Encoder(qwen3, SingleTurnSection(prompt_as="messages"))
+    digests = {
+        read_examples(SftSection(train=(file,)), encoder, qwen3.vocabulary_size, None, seed=0).digest
+        for file in (written(tmp_path / "a.jsonl", *rows), tmp_path / "a.parquet")
     }
     assert len(digests) == 1
 

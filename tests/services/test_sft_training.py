@@ -199,6 +199,15 @@ def test_a_policy_that_is_not_finite_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_a_base_that_was_replaced_under_adapters_is_refused(tmp_path: Path) -> None:
+    write_policy_folder(tmp_path / "policy", random_policy(0))
+    config = config_of(tmp_path / "policy", tmp_path, lora={"rank": 2})
+    trained(config, as_batches(BATCHES[:2]))
+    write_policy_folder(tmp_path / "policy", random_policy(1))
+    with pytest.raises(Unusable, match=r"policy.path: a tensor in .*policy changed after the run"):
+        SupervisedTraining(config, as_batches(BATCHES))
+
+
 def test_fewer_steps_than_are_done_are_refused(first: Path, tmp_path: Path) -> None:
     SupervisedTraining(config_of(first, tmp_path), as_batches(BATCHES[:3])).run()
     with pytest.raises(Unusable, match="a checkpoint of step 3, but there are only 2 steps"):

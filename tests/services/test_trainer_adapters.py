@@ -282,3 +282,4 @@ def test_the_text_of_a_completion_is_the_last_message_of_the_assistant() -> None
     assert text_of(turns) == "last"
     assert text_of([{"role": "assistant", "content": None}]) == ""
     assert text_of([]) == ""
+    assert text_of([{"role": "assistant", "content": [{"type": "text", "text": RIGHT}]}]) == RIGHT, "TRL's parts"

@@ -82,7 +82,9 @@ class ProblemBody(Body):
     text_is_code: bool = Field(
         False, description="the completion is the program itself; else the code is its last fenced block"
     )
-    prompt_template: str = Field("", description="text around {prompt} for this problem; empty: the environment's own")
+    prompt_template: str = Field(
+        "", pattern=r"^$|\{prompt\}", description="text around {prompt} for this problem; empty: the environment's own"
+    )
     starter_code: str = Field("", description="what a program must begin with, such as the head of a class")
     languages: list[str] = Field(
         ["python"],

@@ -7,6 +7,7 @@ folder that the run began with.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ from nouscoder.policy_folder.weights_files import (
     WEIGHTS_FILE,
     is_adapter,
     is_sharded,
+    stored_tensors,
     weights_files,
 )
 
 CONFIG_FILE = "config.json"
 _SUFFIXES = {".json", ".txt", ".model", ".jinja"}
+_OF_EXPERTS = re.compile(r"\.(?:gate|up|down)_proj\.lora_")
 _WINDOWED = frozenset({"sliding_attention", "chunked_attention"})
 # Of phi3 transformers reads yarn as longrope; of mixtral, minimax and recurrent_gemma it cannot compute it.
 _OWN_ROPE = ("codegen", "gptj", "phi3", "phimoe", "mixtral", "minimax", "recurrent_gemma", "granitemoehybrid")
@@ -67,9 +70,10 @@ def compose_policy(
     if whole != first and has_weights(first) and (odd := odd_tensor(weights_files(first), weights_files(whole))):
         raise PolicyFilesMissing(f"only one of {first} and {whole} has {odd}: the policy would not fit its config.json")
     with whole_folder(to) as part:
-        for file in sorted(first.iterdir()):
+        for file in sorted((*first.iterdir(), *first.glob("additional_chat_templates/*"))):
             if file.suffix in _SUFFIXES and file.name != INDEX_FILE and file.is_file():
-                shutil.copyfile(file, part / file.name)
+                (part / file.relative_to(first)).parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, part / file.relative_to(first))
         if is_adapter(weights):
             from nouscoder.policy_folder.policy_tensors import write_merged  # it loads torch
 
@@ -113,9 +117,16 @@ def link_weights(to: Path, weights: Path) -> None:
 def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, card: str, trained: Path) -> None:
     """Write the folder `to`: the adapter, as PEFT loads it, of the policy named `base`, with `card` as README.md.
 
-    `prompt` is how its policy was asked, in the run `trained`. Raises PolicyFilesMissing and StorageError.
+    `prompt` is how its policy was asked, in the run `trained`. PEFT (0.21) takes the names of experts' matrices for
+    theirs alone: an adapter that has them elsewhere too is refused. Raises PolicyFilesMissing, StorageError, Unusable.
     """
     weights, config = _there(_adapter_files(adapter))
+    kinds = {".experts." in name for name in stored_tensors(weights) if _OF_EXPERTS.search(name)}
+    if len(kinds) > 1:
+        raise Unusable(
+            f"{weights} has adapters of experts and of other layers with their names (gate_proj, up_proj, down_proj),"
+            " which PEFT would leave out without a word: export the policy without --adapter"
+        )
     with whole_folder(to) as part:
         shutil.copyfile(weights, part / weights.name)
         settings = read_json_object(config, PolicyFilesMissing) | {"base_model_name_or_path": base}

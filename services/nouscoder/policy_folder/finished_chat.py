@@ -31,7 +31,7 @@ Part = tuple[list[int], bool]
 
 OPEN, CLOSE = "<think>", "</think>"
 _EMPTY = re.compile(rf"(?:{'|'.join(map(re.escape, CLOSING))})?\s*(?:{CLOSED.pattern})\s*\Z")
-_MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]|\]~b\]")
+_MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]|\]~b\]|◁think▷")
 _TAIL = 400  # characters of a prompt that may be its beginning of an answer
 
 
@@ -78,7 +78,7 @@ class FinishedChats:
 
         The last messages come first. Raises NotOfTemplate and TokenizerError.
         """
-        chat = self._readable([self._with_reasoning(message) for message in chat], tools)
+        chat = self._readable([self._with_reasoning(self._unended(message)) for message in chat], tools)
         left = sorted(trained)
         self._check(chat[: left[-1] + 1], tools)
         answers = {place: self.answer(chat[: place + 1], tools) for place in left}
@@ -188,6 +188,10 @@ class FinishedChats:
         if message.get("reasoning_content") or not self._splits_traces:
             return message
         return {**message, "content": final.lstrip("\n"), "reasoning_content": head.removeprefix(OPEN).strip("\n")}
+
+    def _unended(self, message: ChatMessage) -> ChatMessage:
+        is_said = message["role"] == "assistant" and message.get("content")
+        return {**message, "content": unmarked(self._tokenizer, "", message["content"])} if is_said else message
 
     def _readable(self, chat: list[ChatMessage], tools: Sequence[Any]) -> list[ChatMessage]:
         """The conversation with calls as the template takes them.

@@ -106,7 +106,7 @@ def _tokenizer_faults(folder: Path) -> list[str]:
     if not stops and not json_object(folder / "tokenizer_config.json").get("eos_token"):
         return [f"{folder}: neither the tokenizer nor config.json has an end-of-sequence token"]
     config = json_object(folder / "config.json")
-    rows, most = (config.get("text_config") or config).get("vocab_size"), _largest_id(folder / "tokenizer.json")
+    rows, most = (config.get("text_config") or config).get("vocab_size"), _largest_id(folder)
     if isinstance(rows, int) and most >= rows:
         return [
             f"{folder}: the tokenizer has a token {most}, and the model has {rows} (vocab_size of config.json): take"
@@ -115,13 +115,15 @@ def _tokenizer_faults(folder: Path) -> list[str]:
     return []
 
 
-def _largest_id(file: Path) -> int:
-    """The largest token id of a tokenizer.json; -1 without one that says so."""
-    tokenizer = json_object(file)
+def _largest_id(folder: Path) -> int:
+    """The largest token id in a tokenizer's files; -1 where none says so."""
+    names = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.json")
+    tokenizer, config, added, plain = (json_object(folder / name) for name in names)
     model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else plain
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary or ()) - 1]
     ids += [token.get("id") for token in tokenizer.get("added_tokens") or () if isinstance(token, dict)]
+    ids += [*added.values(), *(int(each) for each in config.get("added_tokens_decoder") or () if each.isdecimal())]
     return max((each for each in ids if isinstance(each, int)), default=-1)
 
 

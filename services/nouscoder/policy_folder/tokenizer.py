@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -27,17 +26,6 @@ class TokenizerError(ValueError):
     """A folder has no usable tokenizer, or a text cannot be encoded. The message names it."""
 
 
-# A template that knows reasoning writes these itself, so an assistant's message may have them as tokens.
-_REASONING_MARKS = frozenset({"<think>", "</think>", "[THINK]", "[/THINK]"})
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedChat:
-    """A conversation in the chat template, as `encode_rendered` takes it."""
-
-    whole: str
-
-
 class SpelledNames:
     """Hides the names of special tokens in messages from the tokenizer, while a chat template writes them."""
 
@@ -48,7 +36,7 @@ class SpelledNames:
         self._hidden = re.compile(f"{self.mark}([0-9]+){self.mark}")
 
     def hidden(self, value: Any, of_assistant: bool = False) -> Any:
-        """A message, or a part of one, without the names. Marks of reasoning stay in an assistant's message."""
+        """A message, or a part of one, without the names. Tags of reasoning stay in an assistant's."""
         if isinstance(value, dict):
             of_assistant = of_assistant or value.get("role") == "assistant"
             return {name: self.hidden(item, of_assistant) for name, item in value.items()}
@@ -58,7 +46,7 @@ class SpelledNames:
             return value
 
         def mark(found: re.Match[str]) -> str:
-            if of_assistant and found[0] in _REASONING_MARKS:
+            if of_assistant and found[0] in TOKENS:
                 return found[0]
             return f"{self.mark}{self._names.index(found[0])}{self.mark}"
 
@@ -96,7 +84,7 @@ class PolicyTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `encode_messages` can be used."""
+        """Whether `render` can be used."""
         return bool(self._tokenizer.chat_template)
 
     @cached_property
@@ -128,10 +116,6 @@ class PolicyTokenizer:
         """The tokens that end a completion: the configuration's, and the last of `turn_end`, which may wait."""
         return self._configured_stop_ids.union(self.turn_end[-1:])
 
-    def end_of_answer(self, *, in_chat: bool) -> tuple[int, ...]:
-        """Token ids [tokens] that end an example's answer: in a chat those of the template, in a text `eos_id`."""
-        return (in_chat and self.turn_end) or (self.eos_id,)
-
     def encode(self, text: str) -> list[int]:
         """Token ids [tokens] of a text that begins a prompt, after the special tokens at the start of prompts."""
         return self._unended(self._encode(text, add_special_tokens=True, split_special_tokens=True))
@@ -140,20 +124,13 @@ class PolicyTokenizer:
         """Token ids [tokens] of a text that follows other text. No special token is added."""
         return self._encode(text, add_special_tokens=False, split_special_tokens=True)
 
-    def encode_messages(self, messages: Sequence[Message], thinking: bool | None = None) -> list[int]:
-        """Token ids [tokens] of a conversation in the chat template, up to the beginning of the policy's answer.
-
-        `thinking` is the template's enable_thinking; None leaves it to the template. Raises TokenizerError.
-        """
-        return self.encode_rendered(self.render(messages, thinking))
-
     def count(self, texts: Sequence[str]) -> list[int]:
         """How many tokens `encode` makes of each text; 0 of one that cannot be encoded."""
         found = self._encode_each(texts, add_special_tokens=True, split_special_tokens=True)
         return [len(self._unended(ids)) for ids in found]
 
     def count_messages(self, conversations: Sequence[Sequence[Message]], thinking: bool | None = None) -> list[int]:
-        """How many tokens `encode_messages` makes of each conversation; 0 of one that cannot be encoded.
+        """How many tokens each conversation has; 0 of one that cannot be encoded.
 
         All have messages of the same roles in the same order. Raises TokenizerError when the template refuses them.
         """
@@ -211,42 +188,40 @@ class PolicyTokenizer:
         first, whole = encode(before), encode(before + text)
         if whole[: len(first)] == first:
             return whole[len(first) :]
-        # After a token, because some tokenizers begin every text with a space.
-        (end,) = self.pieces([self.eos_id])
-        alone = self.encode_text(end + (text if in_chat else self._spelled.hidden(text)))
-        return alone[1:] if alone[0] == self.eos_id else self.encode_inside(text)
+        # After another text, because some tokenizers begin a text with a space, or what follows a special token.
+        marked = text if in_chat else str(self._spelled.hidden(text))
+        for begin in (*self.pieces([self.eos_id]), "\n", ";"):
+            first, whole = (self.encode_text(begin + rest) for rest in ("", marked))
+            before, found = (self._tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (first, whole))
+            if whole[: len(first)] == first and _num_spaces(found.removeprefix(before)) == _num_spaces(marked):
+                return whole[len(first) :]
+        return self.encode_text(marked)
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> RenderedChat:
-        """The text for `encode_rendered`, in any thread. The template may take seconds. Raises TokenizerError."""
-        return RenderedChat(self.texts([_records(messages)], thinking)[0])
+    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+        """A conversation for `encode_text`, in any thread, up to the beginning of the policy's answer.
 
-    def encode_rendered(self, chat: RenderedChat) -> list[int]:
-        """Token ids [tokens] of a rendered conversation. Raises TokenizerError."""
-        return self.encode_text(chat.whole)
-
-    def encode_reply(self, replies: Sequence[Message], thinking: bool | None = None) -> list[int]:
-        """Token ids [tokens] from the end of an answer of the policy to the beginning of its next answer.
-
-        The chat template writes them: the end of the turn, the `replies`, the start of a turn. Raises TokenizerError.
+        `thinking` is the template's enable_thinking; None leaves it to the template. It may take seconds. Raises
+        TokenizerError.
         """
+        return self.texts([_records(messages)], thinking)[0]
+
+    def reply_ids(
+        self, replies: Sequence[Message], ended_with: int | None, thinking: bool | None = None, *, in_chat: bool
+    ) -> list[int]:
+        """Token ids [tokens] from an answer of the policy to the beginning of its next answer. Raises TokenizerError.
+
+        The chat template writes them: the end of the turn, the `replies`, the start of a turn. What the answer has of
+        the end is left out: `ended_with` is its stop token; None: it was cut. Not `in_chat`: the contents as text.
+        """
+        if not in_chat:
+            return self.encode_inside("".join(f"\n{reply.content}\n" for reply in replies))
         answer, *marks = (secrets.token_hex(16) for _ in range(len(replies) + 1))
         marked = [Message(reply.role, mark) for reply, mark in zip(replies, marks, strict=True)]
         begin = [Message(Role.USER, "-"), Message(Role.ASSISTANT, answer)]
         text, probe = self.texts([_records([*begin, *replies]), _records([*begin, *marked])], thinking)
         if any(probe.count(mark) != 1 for mark in (answer, *marks)):
             raise TokenizerError("the chat template does not write an answer and the messages after it once each")
-        return self.encode_text(text.partition(answer)[2])
-
-    def reply_ids(
-        self, replies: Sequence[Message], ended_with: int | None, thinking: bool | None = None, *, in_chat: bool
-    ) -> list[int]:
-        """As `encode_reply`, without the end of the turn that the answer has: `ended_with` is its stop token.
-
-        None: it was cut. Not `in_chat`: the contents as text, each between line ends. Raises TokenizerError.
-        """
-        if not in_chat:
-            return self.encode_inside("".join(f"\n{reply.content}\n" for reply in replies))
-        ids = self.encode_reply(replies, thinking)
+        ids = self.encode_text(text.partition(answer)[2])
         ended = [] if ended_with is None else [ended_with]
         for end in ([*self.turn_end], ids[:1]):  # a turn may end with several tokens
             if end and ended == end[-1:] and ids[: len(end)] == end:
@@ -297,14 +272,8 @@ class PolicyTokenizer:
         try:
             found: list[list[int]] = self._tokenizer(list(texts), return_attention_mask=False, **how)["input_ids"]
         except Exception:  # of one of them: tokenizers raises plain Exceptions
-            return [self._encode_or_none(text, **how) for text in texts]
+            return [ids for text in texts for ids in self._encode_each([text], **how)] if len(texts) > 1 else [[]]
         return found
-
-    def _encode_or_none(self, text: str, **how: bool) -> list[int]:
-        try:
-            return self._encode(text, **how)
-        except TokenizerError:
-            return []
 
     def _unended(self, ids: list[int]) -> list[int]:
         """A prompt without the end token that some tokenizers append to every text."""
@@ -312,6 +281,10 @@ class PolicyTokenizer:
         while size > 1 and ids[size - 1] in self._appended_ids:
             size -= 1
         return ids[:size]
+
+
+def _num_spaces(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
 
 
 def _records(messages: Sequence[Message]) -> list[ChatMessage]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nouscoder.atomic_files import write_whole
+from nouscoder.domain.advantage import SCORE_DIGITS
 from nouscoder.errors import Unusable
 from nouscoder.report.charts import Chart, Series, format_number, line_chart, scrolled_table, with_error
 from nouscoder.report.curves import Drawn, at_k, by_batch, common_k, figure, over_batches
@@ -180,7 +181,7 @@ def _results(runs: Sequence[ComparedRun]) -> str:
 def _result(run: ComparedRun, k: int | None) -> str:
     curve = _pass_at_1(run)
     steps = [*curve.values]
-    best = max(steps, key=lambda step: (curve.values[step], -step), default=None)
+    best = max(steps, key=lambda step: (round(curve.values[step], SCORE_DIGITS), -step), default=None)
 
     def shown(step: float | None) -> str:
         if step is None:

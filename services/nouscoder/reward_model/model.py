@@ -53,7 +53,7 @@ class AnswerEncoder:
         """Token ids [tokens]. Raises Unusable."""
         try:
             in_chat = self.tokenizer.has_chat_template
-            text = self.tokenizer.render([Message(Role.USER, prompt)]).whole if in_chat else prompt
+            text = self.tokenizer.render([Message(Role.USER, prompt)]) if in_chat else prompt
             ids = self.tokenizer.encode_text(text) if in_chat else self.tokenizer.encode(text)
             answer = unmarked(self.tokenizer, text, answer)
             answer = self.tokenizer.spelled(answer) if in_chat else answer

@@ -154,10 +154,8 @@ class Example:
 
 def example_of(record: Any) -> Example:
     """The example that a record is. Raises BadExample."""
-    if isinstance(record, dict):
-        record = {name: _without_nulls(value) for name, value in record.items() if value is not None}
     try:
-        body = Record.model_validate(record)
+        body = Record.model_validate(_without_nulls(record, 2))  # of the record, and of each message
     except ValidationError as error:
         field, fault = first_fault(error)
         raise BadExample(fault if field == "body" else f"{field}: {fault}") from None
@@ -172,12 +170,12 @@ def example_of(record: Any) -> Example:
     return Example(body, tuple(turns), accepted)
 
 
-def _without_nulls(value: Any) -> Any:
-    """Rows of parquet have every field of every message, null where it is missing."""
+def _without_nulls(value: Any, levels: int) -> Any:
+    """A value without the fields that are null: rows of parquet have every field of every record in them."""
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    if isinstance(value, dict):
-        return {name: item for name, item in value.items() if item is not None}
+        return [_without_nulls(item, levels) for item in value]
+    if isinstance(value, dict) and levels:
+        return {name: _without_nulls(item, levels - 1) for name, item in value.items() if item is not None}
     return value
 
 
@@ -185,7 +183,10 @@ def _check(messages: Sequence[_MessageBody], turns: Sequence[Turn]) -> None:
     for number, message in enumerate(messages):
         if message.role == "assistant" and not (number and (message.content or message.tool_calls)):
             raise BadExample("messages: an answer has no message before it" if not number else "an answer is empty")
-        mark = rendered_mark(str(message.message()["content"] or ""))
+        text = str(message.message()["content"] or "")
+        if message.reasoning_content and parted(text) != ("", text):
+            raise BadExample("messages: an answer has reasoning_content, and reasoning in its content: leave one out")
+        mark = rendered_mark(text)
         if mark and message.role != "assistant":
             raise BadExample(
                 f"messages: a content is in a chat template already (it begins with {mark}): give its text"
@@ -383,6 +384,7 @@ def _tools(record: Record) -> list[Any]:
 # Reading.
 
 _BATCHES = "batches"
+_ALL = 99  # levels of a record
 
 
 class ExamplesUnusable(Unusable):
@@ -451,7 +453,7 @@ def _from_file(path: Path, encoder: Encoder) -> Iterator[_Read]:
         try:
             if row.fault:
                 raise BadExample(row.fault)
-            example = example_of(row.value)
+            example = example_of(_without_nulls(row.value, _ALL) if path.suffix == ".parquet" else row.value)
             record = example.record
             for rollout in [None] if example.is_unfinished else encoder.encode_all(example):
                 yield _candidate(rollout, record.problem_id, example.accepted, record.text_digest)

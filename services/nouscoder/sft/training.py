@@ -26,6 +26,7 @@ from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Needs
 from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.checkpoint import CheckpointStore, Progress, begin_part
+from nouscoder.learner.state.first_policy import require_first_policy
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import Line, LineFile
 from nouscoder.learner.trainer import TrainingInterrupted
@@ -117,6 +118,7 @@ class SupervisedTraining:
             )
         if self._is_first:
             self._log.open(self._progress.step)
+            require_first_policy(config, reads_weights_again=config.learner.lora.rank > 0)
 
     @property
     def step(self) -> int:

@@ -26,11 +26,12 @@ Completion = str | Sequence[Mapping[str, Any]]
 
 
 def text_of(completion: Completion) -> str:
-    """The text of a completion: itself, or the content of the last message of the assistant."""
+    """The text of a completion: itself, or the content of the last message of the assistant, perhaps in parts."""
     if isinstance(completion, str):
         return completion
     texts = [message.get("content") for message in completion if message.get("role", "assistant") == "assistant"]
-    return str(texts[-1] or "") if texts else ""
+    parts = texts[-1] if texts and isinstance(texts[-1], list) else [{"text": texts[-1]}] if texts else []
+    return "".join(str(part.get("text") or "") for part in parts)
 
 
 def score_of(answer: GradeAnswer) -> float:

@@ -61,7 +61,7 @@ class Rejected(Exception):
 
 Row = Mapping[str, Any]
 MAX_REFERENCES = 8  # reference solutions kept of each problem
-QUESTIONS = ("question", "input", "prompt")  # of generated reasoning tasks
+QUESTIONS, ANSWERS = ("question", "input", "prompt"), ("answer", "target")  # of generated reasoning tasks
 _SYSTEM = "system"
 _SCALARS = (str, int, float)
 _MAX_DIGITS = 4300  # the limit of Python and of pydantic

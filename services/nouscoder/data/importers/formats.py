@@ -58,7 +58,7 @@ def _recognised(path: Path) -> str:
         raise ProblemFileError(str(error)) from error
     regular(path, often=True)
     row = first.value if first is not None and isinstance(first.value, dict) else {}
-    if {"problem", "tests"} <= row.keys():
+    if {"problem", "tests"} <= row.keys() and "prompt" not in row:
         return "rllm_contests"
     return "leetcode" if {"query", "entry_point", "test"} <= row.keys() else ""
 

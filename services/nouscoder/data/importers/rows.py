@@ -29,7 +29,7 @@ from nouscoder.data.bounded_files import (
     packages_at,
     read_records,
 )
-from nouscoder.data.importers.fields import QUESTIONS, Row, optional_text
+from nouscoder.data.importers.fields import ANSWERS, QUESTIONS, Row, optional_text
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean, why_unreadable
 from nouscoder.input_file import regular
@@ -43,21 +43,21 @@ def file_rows(path: Path, skip: int) -> Iterator[SourceRow]:
     """The rows of a file without the first `skip`. Raises UnreadableFile and ProblemFileError."""
     if path.suffix == ".parquet":
         yield from _parquet_rows(path, skip)
-    elif ".csv" in path.suffixes[-2:]:
+    elif path.name.removesuffix(".gz").removesuffix(".zst").endswith(".csv"):
         yield from _csv_rows(path, skip)
     else:
         yield from _json_rows(path, skip)
 
 
 def example_rows(path: Path, skip: int) -> Iterator[SourceRow]:
-    """The same rows, where a record that has `examples` and no question stands for its examples.
+    """The same rows, where a record that has `examples` and no question or answer stands for its examples.
 
     BIG-Bench Hard's files are one such record.
     """
     number = 0
     for row in file_rows(path, 0):
         examples = row.value.get("examples") if isinstance(row.value, dict) else None
-        if not isinstance(examples, list) or not examples or optional_text(row.value, *QUESTIONS):
+        if not isinstance(examples, list) or not examples or optional_text(row.value, *QUESTIONS, *ANSWERS):
             examples = [row.value]
         for value in examples:
             number += 1
@@ -113,7 +113,8 @@ def _csv_rows(path: Path, skip: int) -> Iterator[SourceRow]:
             lines = (line.decode() for line in bounded_lines(file))
             for number, value in enumerate(csv.DictReader(lines), 1):
                 if number > skip:
-                    yield SourceRow(number, value)
+                    more = len(value.pop(None, ()))
+                    yield SourceRow(number, value, f"it has {more} values more than the first line" if more else "")
     except (OSError, ValueError, csv.Error) as error:
         raise ProblemFileError(f"{path} cannot be read: {why_unreadable(error)}") from error
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import naming_storage_faults, remove, storage_fault, write_whole
-from nouscoder.data.bounded_files import FileRefused, SourceRow
+from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow
 from nouscoder.data.check import faults_of
 from nouscoder.data.importers.fields import Reason, Rejected, with_libraries
 from nouscoder.data.importers.formats import format_named
@@ -270,22 +270,21 @@ class _Import:
         # Rows without a name are named by their number in all files, because many sets are in several.
         item = self._format.read(self._columns.of(row.value), self._before + row.number)
         item = self._options.applied(item)
-        item = replace(item, problem=with_libraries(item.problem))
-        item.problem.prompt.encode()  # text that is not Unicode raises ValueError
-        languages, kind = item.problem.languages, item.problem.tests.type
-        if fault := language_fault(languages, kind, item.problem.profile, text_is_code=item.problem.text_is_code):
+        one = with_libraries(item.problem)
+        one.prompt.encode()  # text that is not Unicode raises ValueError
+        if fault := language_fault(one.languages, one.tests.type, one.profile, text_is_code=one.text_is_code):
             raise Rejected(Reason.OTHER_LANGUAGE, fault)
-        if wrong := faults_of(item.problem, here=False):
+        if wrong := faults_of(one, here=False):
             raise Rejected(Reason.UNGRADABLE, "; ".join(wrong))
-        if item.problem.problem_id in self._ids:
-            raise Rejected(Reason.DUPLICATE_ID, f"problem_id {item.problem.problem_id!r:.100} was imported before")
-        return item
+        if one.problem_id in self._ids:
+            raise Rejected(Reason.DUPLICATE_ID, f"problem_id {one.problem_id!r:.100} was imported before")
+        return replace(item, problem=one)
 
     def _reject(self, file: Source, row: SourceRow, reason: Reason, detail: str) -> None:
         counts = self._state.rejected
         counts[reason.value] = counts.get(reason.value, 0) + 1
         place = file
-        if isinstance(file, Path) and isinstance(row.value, dict) and "files" in row.value:
+        if isinstance(file, Path) and isinstance(row.value, dict) and isinstance(row.value.get("files"), PackageFiles):
             place = file / str(row.value.get("name"))  # a package of a folder or an archive
         self._rejections.append({"file": str(place), "row": row.number, "reason": reason.value, "detail": detail[:500]})
 

@@ -34,6 +34,7 @@ from typing import Any
 
 from nouscoder.data.importers import contests
 from nouscoder.data.importers.fields import (
+    ANSWERS,
     QUESTIONS,
     Reason,
     Rejected,
@@ -228,7 +229,7 @@ _REASONING_TEMPLATE = "{prompt}\n\nWrite a Python program that finds the answer 
 
 def read_reasoning(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row."""
-    answer = optional_text(row, "answer", "target")
+    answer = optional_text(row, *ANSWERS)
     if not answer:
         raise Rejected(Reason.NO_ANSWER, "neither answer nor target has a value")
     problem = Problem(

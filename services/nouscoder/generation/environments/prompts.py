@@ -207,7 +207,7 @@ class Prompts:
             raise TokenizerError("the prompt is empty")
         if not self.as_messages:
             return self._tokenizer.encode(self._asking.text(asked))
-        return self._tokenizer.encode_messages(self._asking.messages(asked), self._thinking)
+        return self._tokenizer.encode_text(self._tokenizer.render(self._asking.messages(asked), self._thinking))
 
 
 class SingleTurn:

@@ -74,7 +74,7 @@ class PromptEncoder:
             chat = await self._in_thread(
                 self._rendering, lambda: self._tokenizer.render(messages, thinking), "messages", client
             )
-            ids = await self._encoded(lambda: self._tokenizer.encode_rendered(chat), "messages", client)
+            ids = await self._encoded(lambda: self._tokenizer.encode_text(chat), "messages", client)
         elif [message.role for message in messages] == [Role.USER]:
             ids = await self._encoded(lambda: self._tokenizer.encode(messages[0].content), "messages", client)
         else:

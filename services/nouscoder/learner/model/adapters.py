@@ -144,7 +144,7 @@ def _layers(model: PreTrainedModel) -> Iterator[tuple[str, Any, list[str]]]:
         elif stacked := [
             name
             for name, weight in layer.named_parameters(recurse=False)
-            if weight.ndim == 3 and name.endswith("_proj")
+            if weight.ndim == 3 and (name.endswith("_proj") or type(layer).__name__.endswith("Experts"))
         ]:
             yield path, layer, stacked
 

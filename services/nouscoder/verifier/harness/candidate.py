@@ -55,17 +55,17 @@ def read_arguments() -> dict[str, Any]:
     return {"args": arguments.get("args", []), "kwargs": arguments.get("kwargs", {})}
 
 
-def find_entry_point(namespace: dict[str, Any], name: str) -> Any:
+def find_entry_point(namespace: dict[str, Any], name: str, code: types.CodeType) -> Any:
     """The method of `class Solution` with this name, else the function. So LiveCodeBench's grader finds it.
 
-    A star import therefore neither hides a method nor replaces one that the class lacks. Raises NameError or
-    AttributeError, like the program itself, without one.
+    A star import therefore neither hides a method nor replaces one that the class lacks, and what the prelude brought
+    is no function of a program whose `code` neither names it nor has a star import. Raises NameError, AttributeError.
     """
     owner, found = namespace.get("Solution"), namespace.get(name)
     is_own = getattr(found, "__module__", None) == namespace.get("__name__")
     if hasattr(owner, name) or (isinstance(owner, type) and not is_own):
         return getattr(owner(), name)  # type: ignore[misc]
-    if name not in namespace:
+    if name not in namespace or not (is_own or name in code.co_names or {name, ("*",)} & {*code.co_consts}):
         raise NameError(f"name {name!r} is not defined")
     return found
 
@@ -235,7 +235,7 @@ class CandidateJob:
         """For call tests: call the entry point and write its return value. Raises what the candidate's code raises."""
         if self._entry_point is None or self._arguments is None:
             return
-        function = self._judge or find_entry_point(self.namespace, self._entry_point)
+        function = self._judge or find_entry_point(self.namespace, self._entry_point, self.code)
         _write_all(RESULT_FD, encode_value(function(*self._arguments["args"], **self._arguments["kwargs"])))
 
     def failed(self, error: BaseException) -> int:
