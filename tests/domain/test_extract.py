@@ -351,7 +351,7 @@ def test_an_answer_that_is_wrapped_in_a_longer_fence_is_found(fence: str, tag: s
     assert extract_code(f"Here:\n\n{fence}{tag}\n{BLOCK}\nIt prints.\n{fence}{behind}") == PROGRAM
 
 
-@pytest.mark.parametrize("tag", ["jsx", "mjs", "node:18"])
+@pytest.mark.parametrize("tag", ["jsx", "mjs"])
 def test_an_unknown_tag_before_a_program_hides_it_behind_no_output(tag: str) -> None:
     code = "console.log(1 + 1)"
     assert extract_code(f"```{tag}\n{code}\n```\nIt prints:\n```\n2\n```", "javascript") == code

@@ -212,13 +212,13 @@ GRPC: dict[str, Callable[[int, _Until, bytes], None]] = {
     "grpc priorities": framed(2, 1, struct.pack("!IB", 0, 1)),
     "grpc windows": framed(8, 0, struct.pack("!I", 1)),
     "grpc empty frames": framed(0, 1, b""),
-    "grpc bytes of a message that never ends": lambda port, more, _: keep_sending(
+    "grpc messages that never end": lambda port, more, _: keep_sending(
         port,
         more,
-        PREFACE + frame(1, 4, 1, GRADE) + frame(0, 0, 1, struct.pack("!BI", 0, 1 << 30)),
-        bytes(9),
+        PREFACE + frame(1, 4, 1, GRADE) + frame(0, 0, 1, struct.pack("!BI", 0, 60 << 20)),
+        frame(0, 0, 1, bytes(16_000)),
         True,
-        500,
+        40,
     ),
     "grpc sizes of the table": lambda port, more, _: keep_sending(
         port, more, PREFACE + frame(1, 0, 1, HEAD), frame(9, 0, 1, b"\x20" * 16000), True
