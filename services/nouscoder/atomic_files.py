@@ -15,7 +15,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO
@@ -88,7 +88,7 @@ def naming_storage_faults(path: Path) -> Iterator[None]:
 def whole_folder(final: Path) -> Iterator[Path]:
     """A folder to write into. It replaces `final` at the end; it goes when the body raises. Raises StorageError."""
     part = final.with_name(final.name + _PART)
-    with naming_storage_faults(final):
+    with naming_storage_faults(final), whole_or_gone(part):
         try:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
@@ -109,7 +109,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
 def whole_file(final: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write to, in the same way. No other user may ever read a `private` one. Raises StorageError."""
     part = final.with_name(final.name + _PART)
-    with naming_storage_faults(final):
+    with naming_storage_faults(final), whole_or_gone(part):
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
             if private:
@@ -142,13 +142,17 @@ def is_taken(path: Path) -> bool:
 
 @contextmanager
 def whole_or_gone(*places: Path) -> Iterator[None]:
-    """Remove those of `places` that the block makes, with the folders above them, when it fails; not after Ctrl-C."""
-    missing = [above for place in places for above in (*reversed(place.parents), place) if not above.exists()]
+    """When the block fails, not after Ctrl-C, remove those of `places` that it made, and the empty folders above."""
+    missing = [place for place in places if not place.exists()]
+    above = [folder for place in places for folder in place.parents if not folder.exists()]  # the deepest first
     try:
         yield
     except Exception:
         for made in missing:
             remove(made)
+        for folder in above:
+            with suppress(OSError):
+                folder.rmdir()
         raise
 
 

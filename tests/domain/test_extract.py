@@ -351,13 +351,24 @@ def test_an_answer_that_is_wrapped_in_a_longer_fence_is_found(fence: str, tag: s
     assert extract_code(f"Here:\n\n{fence}{tag}\n{BLOCK}\nIt prints.\n{fence}{behind}") == PROGRAM
 
 
+@pytest.mark.parametrize("tag", ["jsx", "mjs"])
+def test_an_unknown_tag_before_a_program_hides_it_behind_no_output(tag: str) -> None:
+    code = "console.log(1 + 1)"
+    assert extract_code(f"```{tag}\n{code}\n```\nIt prints:\n```\n2\n```", "javascript") == code
+    assert extract_code(f"```{tag}\n2\n```\nSo:\n```\n{code}\n```", "javascript") == code
+
+
+def test_a_fence_after_spaces_that_do_not_break_is_one() -> None:
+    assert extract_code(f"\xa0\xa0{BLOCK}") == PROGRAM
+
+
 def test_a_program_with_a_longer_fence_may_hold_blocks() -> None:
     code = f'"""\n{BLOCK}\n"""\nprint(1)'
     assert extract_code(f"````python\n{code}\n````") == code
     assert extract_code(f"~~~python\n{code}\n~~~") == code
 
 
-@pytest.mark.parametrize("mark", ["> ", ">", "  > "])
+@pytest.mark.parametrize("mark", ["> ", ">", "  > ", "> > ", ">>"])
 def test_a_program_in_a_quotation_is_found_without_the_marks(mark: str) -> None:
     quoted = "\n".join(f"{mark}{line}" for line in BLOCK.split("\n"))
     assert extract_code(f"{mark}The answer:\n{mark}\n{quoted}\n\nThat is it.") == PROGRAM

@@ -84,12 +84,33 @@ def test_a_checkers_exit_codes_are_those_of_testlib(code: int, outcome: VerdictK
 TRACEBACK = b"Traceback (most recent call last):\n  ...\nValueError: invalid literal for int()"
 
 
+# The exit code and the end of stderr with which each language ends a judge program that decided nothing.
+UNCAUGHT = {
+    "python, syntax": (1, b'  File "/tmp/main.py", line 1\n    x =\nSyntaxError: invalid syntax\n'),
+    "java, another thread": (1, b'Exception in thread "Thread-0" java.lang.RuntimeException: boom\n\tat Main'),
+    "java, no main": (1, b"Error: Main method not found in class Main, please define the main method as:\n"),
+    "java, no memory": (1, b"Error occurred during initialization of VM\nCould not reserve enough space\n"),
+    "javascript": (1, b"/tmp/main.js:1\nthrow 5\n^\n5\n(Use `node --trace-uncaught`)\n\nNode.js v20.19.2\n"),
+    "go": (2, b"panic: boom\n\ngoroutine 1 [running]:\nmain.main()\n\t/tmp/main.go:4 +0x25\nexit status 2\n"),
+    "rust, an error of main": (1, b"Error: ParseIntError { kind: InvalidDigit }\n"),
+    "rust, a text of main": (1, b'Error: "no answer"\n'),
+    "ruby": (1, b"main.rb:1:in '<main>': boom (RuntimeError)\n"),
+    "lua": (1, b"lua: main.lua:1: boom\nstack traceback:\n\t[C]: in ?\n"),
+    "r": (1, b"Error: boom\nExecution halted\n"),
+    "perl": (2, b"boom at /tmp/main.pl line 1.\n"),
+    "bash": (2, b"main.sh: line 1: syntax error near unexpected token `)'\n"),
+}
+DECISIONS = [b"Error: expected 3, found 4", b"wrong answer in line 3: RuntimeError", b"at line 4."]
+
+
 @pytest.mark.parametrize(
     ("check", "crashed"),
     [
         (ended(exit_code=1, stderr=b"wrong answer"), False),
         (ended(exit_code=1, stderr=TRACEBACK), True),
         (ended(exit_code=1, stderr=b'Exception in thread "main" java.lang.NumberFormatException'), True),
+        *((ended(exit_code=code, stderr=text), True) for code, text in UNCAUGHT.values()),
+        *((ended(exit_code=1, stderr=text), False) for text in DECISIONS),
         (ended(exit_code=3), False),
         (ended(exit_code=77), True),
         (ended(exit_code=7, stderr=b"points 0.5 half"), False),

@@ -252,6 +252,16 @@ def test_null_means_the_default_and_stored_tests_may_come_with_nulls() -> None:
             "tests[1].checker",
             "not known",
         ),
+        *[
+            ([{"input": "1", "output": "1", "metadata": {name: "f"}}], f"tests[0].metadata.{name}", "not known")
+            for name in ("fn_name", "func_nmae", "time_limit")
+        ],
+        *[
+            ({"inputs": [""], "outputs": [""], "assert_case": asked}, "tests.assert_case", "give one")
+            for asked in (5, True)
+        ],
+        ({"inputs": [[[1, 2], [3]]], "outputs": ["1"]}, "tests.cases[0].input", "must be a text"),
+        ({"inputs": ["1"], "outputs": [[None, True]]}, "tests.cases[0].output", "must be a text"),
         ({"inputs": ["1"], "outputs": ["1"], "assert_case": ["assert f(1) == 2"]}, "tests.assert_case", "with empty"),
         (
             {"inputs": ["", ""], "outputs": ["", ""], "assert_case": ["assert f(1)", ""]},

@@ -203,6 +203,27 @@ def test_a_prompt_that_opens_reasoning_hides_the_code_in_it(grading_url: str, pr
     assert submitted(grading_url, code, extra={"prompt": ["not messages"]}).accepted
 
 
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"run_timout": 0.5}, "run_timout"),
+        ({"memory_limit_MB": 64}, "memory_limit_MB"),
+        ({"extra": {"run_all_case": True}}, "extra.run_all_case"),
+        ({"provided_data": ROW | {"special_judge": "int main() {}"}}, "provided_data.special_judge"),
+        ({"provided_data": ROW | {"cheker": "int main() {}"}}, "provided_data.cheker"),
+    ],
+)
+def test_what_would_change_the_grading_and_is_not_done_is_refused(
+    grading_url: str, config: dict[str, Any], field: str
+) -> None:
+    body = {"id": 1, "completion": "x", "config": {"language": "python", "provided_data": ROW, **config}}
+    answer = httpx.post(f"{grading_url}/submit", json=body)
+    assert (answer.status_code, answer.json()["field"]) == (422, f"config.{field}")
+    columns = {"content": "Twice.", "labels": {"rating": 800}, "id": 3, "tests_of": None}
+    config = {"language": "python", "provided_data": ROW | columns, "locale": "en", "is_fewshot": True}
+    assert httpx.post(f"{grading_url}/submit", json={**body, "config": config}).status_code == 200
+
+
 def test_what_the_service_has_not_is_a_501_that_says_what_to_use(grading_url: str) -> None:
     """Each of the other calls of SandboxFusion's client."""
     with pytest.raises(Exception, match=r"501.*runs no notebooks: send programs to /run_code"):

@@ -146,7 +146,14 @@ def again(make: Callable[[bytes], bytes], at_once: int = 4) -> Callable[[int, _U
     return lambda port, more, lines: keep_sending(port, more, b"", make(lines), True, at_once)
 
 
+def framed(kind: int, stream: int, body: bytes) -> Callable[[int, _Until, bytes], None]:
+    """Frames of one kind without end, on a connection with one open call."""
+    first = PREFACE + frame(1, 4, 1, GRADE)
+    return lambda port, more, _: keep_sending(port, more, first, frame(kind, 0, stream, body) * 1000, True)
+
+
 AGGREGATE = b'{"verify_responses":[' + b",".join([b'{"reward":1,"_ng_task_index":7}'] * 90_000) + b"]}"
+TASKS = b'{"verify_responses":[' + b",".join(b'{"reward":1,"_ng_task_index":%d}' % n for n in range(90_000)) + b"]}"
 REPEATED = json.dumps({"query": ["a" * 3_000_000 + "b"], "prompts": ["b" + "a" * 4_000_000], "labels": ["{}"]}).encode()
 CHUNKED = b"POST /v1/grade HTTP/1.1\r\n%sTransfer-Encoding: chunked\r\n\r\n"
 BATCH = b"\n" * (1 << 20)
@@ -168,9 +175,19 @@ HTTP: dict[str, Callable[[int, _Until, bytes], None]] = {
         port, more, CHUNKED % lines, b"1\r\n{\r\n" * 10_000, False
     ),
     "aggregate": again(post(b"/aggregate_metrics", AGGREGATE)),
+    "aggregate of tasks": again(post(b"/aggregate_metrics", TASKS)),
+    "aggregate of blanks": again(post(b"/aggregate_metrics", b'{"verify_responses":[{"reward":1' + b" " * (30 << 20))),
     "get_reward": again(post(b"/get_reward", REPEATED), 2),
     "batch of blank lines": again(post(b"/v1/grade/batch", BATCH)),
     "mcp of deep lists": again(post(b"/mcp", b"[" * 400_000)),
+    "reward of many digits": again(
+        post(b"/aggregate_metrics", b'{"verify_responses":[{"reward":%s}]}' % (b"9" * 4000))
+    ),
+    "tests that do not arrive": lambda port, more, lines: hold(
+        port, more, b"PUT /v1/tests HTTP/1.1\r\n" + lines + b"Content-Length: 99999999\r\n\r\n{", 200
+    ),
+    "jobs that do not arrive": lambda port, more, lines: hold(port, more, post(b"/v1/jobs", b"{", 8 << 20)(lines), 200),
+    "a foreign origin": again(lambda lines: b"POST /v1/grade HTTP/1.1\r\nOrigin: http://[\r\n" + lines + b"\r\n"),
     "websocket pings": ws(masked(9, b"") * 2000),
     "websocket fragments": ws(masked(0, b"", fin=False) * 1000, masked(1, b"", fin=False)),
     "websocket messages": ws(masked(1, b"{}") * 1000),
@@ -183,6 +200,32 @@ GRPC: dict[str, Callable[[int, _Until, bytes], None]] = {
     "grpc opened streams": lambda port, more, _: streams(port, more, GRADE, False, b""),
     "grpc streams reset": lambda port, more, _: streams(port, more, GRADE, True, b""),
     "grpc watched health": lambda port, more, _: streams(port, more, WATCH, False, bytes(5)),
+    "grpc streams that the server resets": lambda port, more, _: streams(port, more, GRADE, False, bytes(5) * 2),
+    "grpc answers not read": lambda port, more, _: keep_sending(
+        port,
+        more,
+        PREFACE + frame(4, 0, 0, struct.pack("!HI", 4, 0)),  # no window
+        b"".join(frame(1, 4, n, WATCH) + frame(0, 1, n, bytes(5)) for n in range(1, 201, 2)),
+        False,
+    ),
+    "grpc settings": framed(4, 0, b""),
+    "grpc priorities": framed(2, 1, struct.pack("!IB", 0, 1)),
+    "grpc windows": framed(8, 0, struct.pack("!I", 1)),
+    "grpc empty frames": framed(0, 1, b""),
+    "grpc messages that never end": lambda port, more, _: keep_sending(
+        port,
+        more,
+        PREFACE + frame(1, 4, 1, GRADE) + frame(0, 0, 1, struct.pack("!BI", 0, 60 << 20)),
+        frame(0, 0, 1, bytes(16_000)),
+        True,
+        40,
+    ),
+    "grpc sizes of the table": lambda port, more, _: keep_sending(
+        port, more, PREFACE + frame(1, 0, 1, HEAD), frame(9, 0, 1, b"\x20" * 16000), True
+    ),
+    "grpc fields without a name": lambda port, more, _: keep_sending(
+        port, more, PREFACE + frame(1, 0, 1, HEAD), frame(9, 0, 1, bytes(3) * 5000), True
+    ),
     "grpc pings": lambda port, more, _: keep_sending(port, more, PREFACE, frame(6, 0, 0, bytes(8)) * 1000, True),
 }
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer.main
 from tests.command_line import nouscoder
 from tests.domain.test_report_compare import write_run
+from tests.openai_mock import MockServer, completion, serving
+from tests.services.gguf_file import tiny_llama, write_gguf
+from tests.services.test_cli_sft import write_examples
 from tests.services.test_learner_storage import save, trained_trainer
+from tests.services.test_objectives_compare import recorded_run
+from tests.services.test_reward_model import pairs_of
 from tests.services.test_wrong_inputs import make_home
 
 from nouscoder.atomic_files import StorageError, whole_file
+from nouscoder.cli.app import app
+from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.state.checkpoint import CheckpointStore, Progress
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +65,31 @@ ON_A_FULL_DISK = [
     "eval problems.jsonl --samples in/samples.jsonl --out evaluated",
     "report done",
     "report compare done other --to both.html",
+    "export more/runs/mine --to new/exported",
+    "model import more/tiny.gguf --out new/imported",
+    "sft --model more/policy --data more/examples.jsonl --name tiny --set run.root='HERE/runs'",
+    "sft --model more/policy --data more/examples.jsonl --name tuned --set run.root='HERE/more' --out new/tuned",
+    "sft sample problems.jsonl --url URL --model m --n 1 --out new/sampled.jsonl",
+    "reward-model pairs more/echo.jsonl more/evaluated --rejected-above=-1 --out new/pairs.jsonl",
+    "reward-model train more/policy more/pairs.jsonl --out new/rewards",
+    "reward-model train more/policy more/pairs.jsonl --save-every-steps 1 --out new/rewards",
+    "data synthesize more/seeds.jsonl --url URL --model m --out made.parquet",
+    "objectives compare more/runs/mine/batches/00000000.batch --html new/page.html",
+    "runs backup --set run.root='HERE/more/runs' --to new/backups",
+    "runs restore more/backups/20261129-030000 --set run.root='HERE/runs' --set run.name=mine",
+    "self-play in/my.toml --set run.root='HERE/runs' --set problems.held_out=in/problems.jsonl"
+    " --set problems.held_out_share=0 --set run.total_batches=4 --set self_play.max_new_tokens=64",
 ]
+# What writes no file, or only in folders of its own below the system's temporary one.
+NO_FILES = {
+    *("recipes show", "plan show", "data stats", "data inspect", "data schema", "eval compare"),
+    *("tokens new", "status", "why-stalled", "doctor", "logs", "pages", "pause", "resume", "drain", "batch drop"),
+    *("dead-letters list", "dead-letters show", "dead-letters requeue", "dead-letters drop", "reward-model eval"),
+    *("runs list", "runs rm"),
+    *(f"bench {name}" for name in ("verifier", "broker", "learner", "generation", "chaos")),
+    # Services, and the caches of the grading service: tests of their own.
+    *("serve", "prepare"),
+}
 
 
 @pytest.fixture
@@ -134,12 +169,52 @@ def test_a_checkpoint_on_a_full_disk_keeps_the_one_before(small: Path) -> None:
     assert not list(small.glob("*.part"))
 
 
+def commands(command: Any, path: str = "") -> Iterator[str]:
+    for name, one in getattr(command, "commands", {}).items():
+        yield from commands(one, f"{path} {name}")
+    if not hasattr(command, "commands"):
+        yield path.strip()
+
+
+def test_every_command_that_writes_is_tried_with_a_full_disk() -> None:
+    known = set(commands(typer.main.get_command(app)))
+    tried = {
+        name for name in known for line in ON_A_FULL_DISK if f"{line} ".startswith(f"{name.removesuffix(' run')} ")
+    }
+    assert known - tried - NO_FILES == set()
+    assert known >= NO_FILES
+
+
 def everything(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """On another disk: a policy, a run with a batch, its backup, an evaluation, pairs, examples, a GGUF file."""
+    if "OWN_MOUNTS" not in os.environ:
+        pytest.skip("it runs in a mount namespace of its own, by test_on_full_disks")
+    home = tmp_path_factory.mktemp("more")
+    write_policy_folder(home / "policy", random_policy(0))
+    (home / "runs").mkdir()
+    asyncio.run(recorded_run(home / "runs"))
+    (home / "runs" / "mine" / "evaluation_before.json").write_text('{"policy_version": 0, "pass_at_1": 0.5}')
+    shutil.copytree(home / "runs" / "mine", home / "backups" / "20261129-030000" / "mine")
+    write_gguf(home / "tiny.gguf", tiny_llama())
+    write_examples(home / "examples.jsonl", 24)
+    (home / "pairs.jsonl").write_text("".join(pair.model_dump_json() + "\n" for pair in pairs_of(8, 1)))
+    tests = {"type": "stdin", "cases": [{"input": "1", "output": "1"}]}
+    (home / "echo.jsonl").write_text(json.dumps({"problem_id": "e", "prompt": "Echo.", "tests": tests}) + "\n")
+    codes = ("print(input())", "print(0)")
+    (home / "given.jsonl").write_text("".join(json.dumps({"task_id": "e", "solution": one}) + "\n" for one in codes))
+    given = ("--samples", home / "given.jsonl", "--all-tests", "--out", home / "evaluated")
+    assert nouscoder("eval", home / "echo.jsonl", *given).exit_code == 0
+    (home / "seeds.jsonl").write_text(json.dumps({"seed_id": "a", "text": "t"}) + "\n")
+    return home
+
+
 @pytest.fixture
-def full(small: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def full(small: Path, more: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the small file system, with a problem file and a run, and not one byte of room."""
     home = small.parent / "in"
     home.mkdir()
@@ -161,6 +236,7 @@ def full(small: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("done", "other"):
         write_run(place / name)
     (place / "in").symlink_to(home)
+    (place / "more").symlink_to(more)
     with (small / "fill").open("wb") as fill, suppress(OSError):
         while True:
             os.write(fill.fileno(), b"0" * 4096)
@@ -171,10 +247,12 @@ def full(small: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("line", ON_A_FULL_DISK)
 def test_a_command_on_a_full_disk_says_one_sentence_and_leaves_nothing(line: str, full: Path) -> None:
     before = everything(full)
-    words = line.replace("HERE", str(full)).split()
-    ended = nouscoder(*(word.replace("'", '"') for word in words))
+    with serving(MockServer(lambda _: completion("```python\nprint()\n```"))) as teacher:
+        words = line.replace("HERE", str(full)).replace("URL", teacher.url).split()
+        ended = nouscoder(*(word.replace("'", '"') for word in words))
     assert ended.exit_code == 74, ended.output
     said = [each for each in ended.stderr.splitlines() if each.startswith("nouscoder: ")]
     assert len(said) == 1, ended.output
     assert "Traceback" not in ended.output
-    assert everything(full) == before
+    after = everything(full)  # what a synthesis was answered stays beside it, for the same command
+    assert {name: text for name, text in after.items() if ".evidence" not in name} == before

@@ -48,20 +48,20 @@ def test_freed_bodies_go_back_to_the_system() -> None:
 # Frees 200 MiB of blocks of 16 KB, as gRPC reads them, each with a small one behind it. The control waits for nothing.
 _SMALL_BLOCKS = """
 import asyncio, sys
-from nouscoder.http_server.freed_memory import _held_bytes, return_freed_memory
+from nouscoder.http_server.freed_memory import held_bytes, return_freed_memory
 
 async def main():
     returning = asyncio.create_task(return_freed_memory() if sys.argv[1] == "with" else asyncio.sleep(0))
     await asyncio.sleep(0)
-    before, small, large = _held_bytes(), [], []
+    before, small, large = held_bytes(), [], []
     for _ in range(12_800):
         large.append(bytearray(16 << 10))
         small.append(bytes(600))
     large.clear()
-    kept = _held_bytes() - before >> 20
-    while sys.argv[1] == "with" and _held_bytes() - before >> 20 > 60:
+    kept = held_bytes() - before >> 20
+    while sys.argv[1] == "with" and held_bytes() - before >> 20 > 60:
         await asyncio.sleep(0.05)
-    print(kept, _held_bytes() - before >> 20)
+    print(kept, held_bytes() - before >> 20)
 
 asyncio.run(asyncio.wait_for(main(), 30))
 """

@@ -229,6 +229,10 @@ FAULTS: list[tuple[object, str]] = [
     ({"verifier_metadata": None}, "verifier_metadata"),
     ({"verifier_metadata": {}}, "verifier_metadata.unit_tests"),
     ({"verifier_metadata": {"unit_tests": PAIRS, "on_failure": "zero"}}, "verifier_metadata.on_failure"),
+    *(
+        ({"verifier_metadata": {"unit_tests": PAIRS, name: "mask"}}, f"verifier_metadata.{name}")
+        for name in ("on_failur", "time_limit", "fn_nmae", "checker_code")
+    ),
     ({"verifier_metadata": {"unit_tests": {**PAIRS, "outputs": []}}}, "verifier_metadata.unit_tests.inputs"),
     ({"verifier_metadata": {"unit_tests": {"inputs": [], "outputs": []}}}, "verifier_metadata.unit_tests.cases"),
 ]
@@ -241,7 +245,8 @@ async def test_a_fault_of_a_row_is_named_by_its_field_and_has_no_reward(changed:
         assert (answer.status_code, answer.json()["field"]) == (422, field)
         assert answer.json()["detail"].startswith(f"{field}: ")
         seeded = await client.post("/seed_session", json=body(RIGHT) | changed if changed else changed)
-        known_before = field == "body" or field.startswith("verifier_metadata.unit_tests.")
+        late = ("response", "verifier_metadata", "verifier_metadata.unit_tests", "verifier_metadata.on_failure")
+        known_before = field != "response.output" and field not in late
         assert seeded.status_code == (422 if known_before else 200), "faulty tests are refused before a model answers"
 
 

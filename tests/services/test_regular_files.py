@@ -77,6 +77,12 @@ TYPED = [
     "pause --config fifo.toml",
     "eval compare fifo.json fifo.json",
     "reward-model pairs problems.jsonl fifo-evaluation --out x.jsonl",
+    "reward-model train model fifo.jsonl --out r",
+    "serve verifier --set verifier.audit_log=fifo.txt",
+    "data stats fifo.jsonl",
+    "sft --model model --data fifo.jsonl --name a",
+    "sft import apps.jsonl --questions taco/train=fifo.jsonl --out q.jsonl",
+    "self-play fifo.toml",
 ]
 
 

@@ -115,7 +115,7 @@ def bench_learner(
 
         load = learner_step.StepLoad(shape, row_tokens, rows, sequences, rounds, context, limit)
         config = load_config(None, [*learner_step.defaults(load), *(overrides or ())])
-        found = learner_step.bench_step(load, config, partial(typer.echo, err=as_json))
+        found = learner_step.bench_step(load, config, partial(say, err=as_json))
         if as_json:
             _show(found, str, as_json)
         return

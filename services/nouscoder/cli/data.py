@@ -275,7 +275,7 @@ def data_stats(
     With --broker they are those of this moment, else those of the copy in the run folder. --json prints all problems,
     as a file of pass rates for broker.curriculum.pass_rates of a later run and for the filters of `data filter`.
     """
-    if Path(run).is_file():
+    if Path(run).exists() and not Path(run).is_dir():
         only_with("the name of a run", False, "--broker", "--limit", "--config", "--set")
         from nouscoder.data.inspect import describe
 

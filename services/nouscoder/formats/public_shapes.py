@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from nouscoder.domain.submission import CallCase, Comparator, Limits, StdinCase, Submission
@@ -86,18 +88,14 @@ _OF_COMPARATORS = {item.name for item in fields(Comparator)} | {"type"}
 _PAIRS = {"inputs", "outputs", "input", "output", "fn_name", "assert_case"}
 _OF_LISTED = {"input", "output", "testtype", "type", "fn_name", "metadata"}
 _OF_PYTEST = {"file", "module", "cases"}
-_OF_TESTS = {
-    "type",
-    "digest",
-    "entry_point",
-    "setup",
-    "wrapped",
-    "checker",
-    "interactor",
-    "unbuffered",
-    *_PAIRS,
-    *_OF_PYTEST,
-}
+_OF_JUDGES = {"type", "digest", "entry_point", "setup", "wrapped", "checker", "interactor", "unbuffered"}
+_OF_TESTS = _OF_JUDGES | _PAIRS | _OF_PYTEST
+NOT_MET = "is unknown here, and it seems to say how the answer is graded: leave it out or mend its name"
+_MOST_LOOKED_AT = 100  # fields, and characters of each
+_ASKING = (
+    *("fn_name", "func_name", "function_name", "entry_point", "time_limit", "timeout", "memory_limit", "comparator"),
+    *("checker", "interactor", "tolerance", "special_judge", "assert_case"),
+)
 _OF_CASES = {item.name for kind in (StdinCase, CallCase) for item in fields(kind)}
 
 
@@ -137,9 +135,9 @@ def _tests(tests: Any, values: ValueCount) -> Any:
             lengths = f"{len(inputs)} inputs and {len(outputs)} outputs"
             raise NotTests("tests.inputs", f"there are {lengths}: each input needs its output")
         name = tests.get("fn_name")
-        if any(tests.get("assert_case") or ()):
+        asserts = tests.get("assert_case")
+        if any(asserts) if isinstance(asserts, list) else asserts:
             # verl appends an assert to the program of each case, which then has the case's input and output too.
-            asserts = tests["assert_case"]
             if any([name not in _NO_FUNCTION, *inputs, *outputs]) or not isinstance(asserts, list) or not all(asserts):
                 raise NotTests(
                     "tests.assert_case", "give one assert for each case, with empty inputs and outputs and no fn_name"
@@ -159,12 +157,27 @@ def _of_list(cases: list[Any]) -> dict[str, Any]:
     for number, case in enumerate(cases):
         _closed(case, _OF_LISTED, f"tests[{number}]")
         metadata = case.get("metadata") or {}
+        if isinstance(metadata, dict):
+            _closed(metadata, {"func_name"}, f"tests[{number}].metadata")
         functions = (case.get("fn_name"), metadata.get("func_name") if isinstance(metadata, dict) else metadata)
         kinds = [case[name] for name in ("testtype", "type") if name in case]
         if any(kind not in _OF_PROGRAMS for kind in kinds) or any(name not in _NO_FUNCTION for name in functions):
             wanted = '{"inputs": [...], "outputs": [...], "fn_name": ...}'
             raise NotTests("tests", f"for a function give {wanted}, not a list")
     return {name + "s": [case[name] for case in cases] for name in ("input", "output")}
+
+
+def unmet(record: Mapping[str, Any], known: Collection[str]) -> str:
+    """The first field that asks for a grading which is not done, or is a misspelt one of `known`; else empty.
+
+    For records whose other fields are the sender's own.
+    """
+    for name, value in islice(record.items(), _MOST_LOOKED_AT):
+        word = name[:_MOST_LOOKED_AT].lower()
+        asks = any(one in word for one in _ASKING) or get_close_matches(word, [*known, *_ASKING], 1, 0.8)
+        if asks and name not in known and value is not None:
+            return name[:_MOST_LOOKED_AT]
+    return ""
 
 
 def _closed(record: dict[str, Any], known: Collection[str], field: str) -> None:
@@ -182,9 +195,10 @@ def _runs(inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
 def _lines(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    if not all(isinstance(line, str) for line in value):
+    if not all(type(line) in (str, int, float) for line in value):
         raise NotTests("tests", f"{value!r:.60} is no list of lines; for the arguments of a function give fn_name")
-    return "\n".join(value)
+    return "
+".join(map(str, value))
 
 
 def _calls(name: str, inputs: list[Any], outputs: list[Any], values: ValueCount) -> dict[str, Any]:

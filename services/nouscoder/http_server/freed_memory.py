@@ -31,14 +31,15 @@ async def return_freed_memory() -> None:
     gRPC reads the frames of a connection into small blocks of many threads: a flood that it ends kept 1.4 GiB of them.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    least = _held_bytes()
+    least = held_bytes()
     while trim is not None:
         await asyncio.sleep(_TRIM_S)
-        if _held_bytes() > least + GROWN_BYTES:
+        if held_bytes() > least + GROWN_BYTES:
             await asyncio.to_thread(trim, 0)
-            least = _held_bytes()
-        least = min(least, _held_bytes())
+            least = held_bytes()
+        least = min(least, held_bytes())
 
 
-def _held_bytes() -> int:
+def held_bytes() -> int:
+    """The memory of this process."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * PAGESIZE

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -24,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from nouscoder.atomic_files import lock_file, naming_storage_faults, whole_file, whole_folder
+from nouscoder.atomic_files import lock_file, naming_storage_faults, whole_file, whole_folder, whole_or_gone
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.model.packing import plan
 from nouscoder.policy_folder.compose import CONFIG_FILE
@@ -85,10 +86,11 @@ def train_reward_model(
     """Write a reward model to the folder `out`. Raises Unusable, RewardTrainingFailed and StorageError."""
     if out.exists():
         raise Unusable(f"{out} exists already: give another --out, or delete it")
-    with naming_storage_faults(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        lock = lock_file(out.with_name(f"{out.name}.lock"), f"another command trains {out}")
-    with lock:
+    held = out.with_name(f"{out.name}.lock")
+    with whole_or_gone(held), ExitStack() as stack:
+        with naming_storage_faults(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_file(held, f"another command trains {out}"))
         encode = AnswerEncoder(policy, settings.max_tokens)
         encoded = [(encode(pair.prompt, pair.chosen), encode(pair.prompt, pair.rejected)) for pair in pairs]
         model = new_reward_model(policy).to(settings.device)  # type: ignore[arg-type]

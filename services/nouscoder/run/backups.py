@@ -22,7 +22,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from nouscoder.atomic_files import flush, is_taken, link_or_copy, lock_file, naming_storage_faults, remove
+from nouscoder.atomic_files import (
+    flush,
+    is_taken,
+    link_or_copy,
+    lock_file,
+    naming_storage_faults,
+    remove,
+    whole_or_gone,
+)
 from nouscoder.config import Config
 from nouscoder.errors import Unusable
 from nouscoder.run.runs import hold, runs_in
@@ -49,12 +57,13 @@ def back_up(config: Config, to: Path, keep: int) -> Path:
         raise Unusable(f"{to} is in run.root, so each backup would hold those before it: name a folder outside {root}")
     if not (runs := runs_in(root)):
         raise Unusable(f"there is no run in {root} to back up")
-    with naming_storage_faults(final), ExitStack() as stack:
+    part = to / f"{final.name}.part"
+    with naming_storage_faults(final), whole_or_gone(part, to / ".lock"), ExitStack() as stack:
         to.mkdir(parents=True, exist_ok=True)
         stack.enter_context(lock_file(to / ".lock", f"another backup is being made in {to}"))
         for torn in to.glob("*.part"):
             remove(torn)
-        part, earlier = to / f"{final.name}.part", backups_in(to)
+        earlier = backups_in(to)
         for run in runs:
             _copy_run(root / run, part / run, earlier[-1] / run if earlier else part)
         _name_when_flushed(part, final)
@@ -95,6 +104,7 @@ def restore(config: Config, backup: Path, set_aside: str = "") -> str:
                 )
             hold(run, stack)
         remove(part)
+        stack.enter_context(whole_or_gone(part))
         shutil.copytree(backup / run.name, part)
         (part / done).touch()
         if is_taken(run):

@@ -40,6 +40,7 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.curriculum import ProblemStatistics
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.proposal_pool import PooledProblem, PoolRules, next_pool
+from nouscoder.errors import for_terminal
 from nouscoder.learner.state.curriculum_copy import FILE as CURRICULUM
 from nouscoder.learner.state.curriculum_copy import read_copy
 from nouscoder.policy_folder.compose import compose_policy
@@ -254,7 +255,7 @@ async def self_play(config: Config, *, resume: bool, as_json: bool, given: Given
     async def work() -> None:
         with open_view(Console(stderr=as_json), deployment(config).line_every_s) as view:
             result = await run_rounds(config, view, resume=resume, given=given)
-        print(json.dumps(result, indent=1) if as_json else sentence(result))  # noqa: T201
+        print(for_terminal(json.dumps(result, indent=1) if as_json else sentence(result)))  # noqa: T201
 
     return await interruptible(work())
 

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import Config, VerifierSection
 from nouscoder.http_server.api_keys import open_api_keys
 from nouscoder.http_server.body import BODIES_OF_MANY
-from nouscoder.http_server.freed_memory import return_freed_memory, return_large_blocks
+from nouscoder.http_server.freed_memory import held_bytes, return_freed_memory, return_large_blocks
 from nouscoder.http_server.listener import WebSockets, http_context, start_apart, start_http
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
@@ -61,6 +61,8 @@ log = logging.getLogger(__name__)
 
 # gRPC calls at once, besides the submissions that may wait for slots and mathematics: streams, tool sessions, health
 _MORE_CALLS = 1024
+# Times the bytes of bodies, what they become included, above which the process takes no more of gRPC messages
+_MEMORY_OF_BODIES = 4
 
 
 class Parts:
@@ -179,7 +181,8 @@ async def serve(
             share.serve_metrics(parts.registry, stack)
             await share.start(app, section, stack, web_sockets(section))
         stack.push_async_callback(_let_finish, parts.grader, section.drain_s)
-        served = grpc_served(section, parts.servicer(), parts.registry, GrpcGate(parts.api_keys, parts.budget))
+        gate = GrpcGate(parts.api_keys, parts.budget)
+        served = grpc_served(section, parts.servicer(), parts.registry, gate)
         served = replace(served, shares_address=share is not None)
         await start_grpc(replace(served, interceptors=[*interceptors, *served.interceptors]), stack)
         stack.callback(drain_state.start)
@@ -192,6 +195,7 @@ async def serve(
         gc.collect()
         gc.freeze()
         workers = _workers(config, parts.grader, parts.cache, with_broker)
+        workers.append(gate.bound_memory(held_bytes() + _MEMORY_OF_BODIES * section.max_bodies_bytes))
         await run_until_stopped(stop, *parts.background(), *workers)
 
 

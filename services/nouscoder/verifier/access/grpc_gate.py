@@ -1,8 +1,9 @@
 """gRPC interceptor that handles request id, API key, memory and malformed messages of every call.
 
 INVARIANT: no message with more than MOST_FIELDS is parsed. The one message of a call is counted in the memory budget
-before it is parsed, and until the call has ended. The servicer counts the messages of a stream. Health and reflection
-need no key.
+before it is parsed, and until the call has ended. The servicer counts the messages of a stream. gRPC holds what has
+arrived of a message, so above a bound of the process's memory every call ends whose message is not whole. Health and
+reflection need no key.
 
 Parsing takes 0.6 µs and 60 bytes for each field, so 64 MiB of empty messages take 20 s and 2 GB, and the interpreter
 runs nothing else meanwhile. Counting stops at a bound. Source of the format: protobuf.dev, Encoding.
@@ -10,6 +11,7 @@ runs nothing else meanwhile. Counting stops at a bound. Source of the format: pr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +21,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.freed_memory import held_bytes
 from nouscoder.http_server.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
 from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.server import rebuilt
@@ -26,6 +29,7 @@ from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from,
 
 MOST_FIELDS = 45_000  # of a message with those inside it: 10,000 tests have 30,000
 _FEW_FIELDS_BYTES = 64 * 1024  # the fields of a shorter message are not counted
+_LOOK_S, _FULL = 0.1, "full"
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
 if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
@@ -38,6 +42,28 @@ class GrpcGate(grpc.aio.ServerInterceptor):
     def __init__(self, api_keys: ApiKeys, budget: MemoryBudget) -> None:
         self._api_keys = api_keys
         self._budget = budget
+        self._reading: set[asyncio.Future[Any]] = set()
+
+    async def bound_memory(self, most_bytes: int) -> None:
+        """Look for ever whether the process holds more, and then end the calls whose message has not arrived."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if held_bytes() > most_bytes:
+                for reading in self._reading:
+                    reading.cancel(_FULL)
+
+    async def _arrived(self, context: _Context) -> Any:
+        """The next message, or gRPC's EOF. Raises MemoryBudgetExceeded."""
+        reading = asyncio.ensure_future(context.read())
+        self._reading.add(reading)
+        try:
+            return await reading
+        except asyncio.CancelledError as ended:
+            if ended.args == (_FULL,):
+                raise MemoryBudgetExceeded from None
+            raise
+        finally:
+            self._reading.discard(reading)
 
     async def intercept_service(
         self,
@@ -55,9 +81,52 @@ class GrpcGate(grpc.aio.ServerInterceptor):
             # A handler of streams, whatever the method: only those start before the request has been read.
             return grpc.stream_stream_rpc_method_handler(_refuse)
         set_caller(caller)
-        return (
-            _tolerant(handler) if handler.request_streaming else _counted(handler, self._budget.of_client(caller.share))
-        )
+        if handler.request_streaming:
+            return self._tolerant(handler)
+        return self._counted(handler, self._budget.of_client(caller.share))
+
+    def _tolerant(self, handler: _Handler) -> _Handler:
+        """`handler` of a stream with a deserializer that accepts malformed bytes."""
+        act: Any = handler.stream_stream
+
+        async def messages(context: _Context) -> AsyncIterator[Any]:
+            while (message := await self._arrived(context)) is not grpc.aio.EOF:
+                yield message
+
+        async def answers(_: object, context: _Context) -> AsyncIterator[Any]:
+            async with aclosing(act(messages(context), context)) as stream:
+                async for one in stream:
+                    yield one
+
+        return rebuilt(handler, answers, lambda data: _parse(handler, data))
+
+    def _counted(self, handler: _Handler, budget: MemoryBudget) -> _Handler:
+        """`handler`, whose calls have one message, with that message in the budget.
+
+        It gets a handler of streams, because only those start before the message has been read.
+        """
+        act: Any = handler.unary_unary or handler.unary_stream
+
+        async def admitted(context: _Context) -> object:
+            reservation = Reservation(budget).until_end_of(context)
+            try:
+                data = await self._arrived(context)
+                reservation.add(len(data))
+            except MemoryBudgetExceeded as error:
+                return _Refused(error)
+            return _parse(handler, data)
+
+        async def answer(_: object, context: _Context) -> Any:
+            return await act(await admitted(context), context)
+
+        async def answers(_: object, context: _Context) -> AsyncIterator[Any]:
+            async with aclosing(act(await admitted(context), context)) as stream:
+                async for one in stream:
+                    yield one
+
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(answers, bytes, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(answer, bytes, handler.response_serializer)
 
     def _caller(self, metadata: dict[str, Any]) -> Caller | None:
         proposed = metadata.get("x-request-id")
@@ -110,39 +179,6 @@ def _parse(handler: _Handler, data: bytes) -> object:
         return read(data)
     except DecodeError:
         return _Refused()
-
-
-def _tolerant(handler: _Handler) -> _Handler:
-    """`handler` with a deserializer that accepts malformed bytes."""
-    act: Any = handler.stream_unary or handler.stream_stream
-    return rebuilt(handler, act, lambda data: _parse(handler, data))
-
-
-def _counted(handler: _Handler, budget: MemoryBudget) -> _Handler:
-    """`handler`, whose calls have one message, with that message in the budget."""
-    act: Any = handler.unary_unary or handler.unary_stream
-
-    def admitted(data: bytes, context: _Context) -> object:
-        reservation = Reservation(budget).until_end_of(context)
-        try:
-            reservation.add(len(data))
-        except MemoryBudgetExceeded as error:
-            return _Refused(error)
-        return _parse(handler, data)
-
-    async def answer(data: bytes, context: _Context) -> Any:
-        requests = [admitted(data, context)]
-        del data  # gRPC keeps this frame until a garbage collection when the call is aborted
-        return await act(requests.pop(), context)
-
-    async def answers(data: bytes, context: _Context) -> AsyncIterator[Any]:
-        requests = [admitted(data, context)]
-        del data
-        async with aclosing(act(requests.pop(), context)) as stream:
-            async for one in stream:
-                yield one
-
-    return rebuilt(handler, answers if handler.response_streaming else answer, bytes)
 
 
 # The fields of a message, counted before it is parsed.

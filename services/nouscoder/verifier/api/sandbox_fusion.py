@@ -24,6 +24,7 @@ from nouscoder.domain.reasoning import opened_by
 from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.json_values import TooManyValues, ValueCount
+from nouscoder.formats.public_shapes import NOT_MET, unmet
 from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.http_server.memory_budget import add_answer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, fault
@@ -86,7 +87,7 @@ _CPU_PER_WALL = 8.0  # SandboxFusion limits only wall time, and threads may use 
 
 
 class _Lenient(BaseModel):
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
 class StdioTest(_Lenient):
@@ -134,6 +135,13 @@ class SubmitRequest(_Lenient):
             raise Absent("this service has no config.custom_extract_logic: it takes the last block of its language")
         if not config.language:
             raise InvalidSubmission("config.language", "is missing")
+        for name, record, known in (
+            ("config", config.model_extra or {}, ("compile_timeout", *SubmitConfig.model_fields)),
+            ("config.extra", config.extra, ("run_all_cases", "total_timeout", "prompt")),
+            ("config.provided_data", config.provided_data.model_extra or {}, ("test",)),
+        ):
+            if asked := unmet(record, known):
+                raise InvalidSubmission(f"{name}.{asked}", NOT_MET)
         wall_time_s = config.run_timeout or Limits().wall_time_s
         return Submission(
             tests=StdinTests(tuple(_cases(config.provided_data.test, values or ValueCount.unbounded()))),

@@ -22,10 +22,11 @@ The form of blocks is that of CommonMark's fenced code blocks, with the libertie
 - A block without a language's tag may hold a whole answer: a tag of a language opens a block in it with any fence.
 
 Of the blocks that are not blank, the last of the best class counts: (3) the tag names a language asked for; (2) there
-is no tag and the block has what a program needs (`_NEEDED`); (1) no tag, or a tag that names nothing known; (0) the tag
-names no program (`text`, `output`, `json`, ...). A block in another known language is no program: a right program of
-it would only be a compile_error. Where several languages are asked for, the tag says which it is, and a block without
-a known tag is in the first of them. A tag also means a language of the same family (`_FAMILIES`), such as `c` for cpp.
+is no tag, or one that names nothing known, and the block has what a program needs (`_NEEDED`); (1) it has not; (0) the
+tag names no program (`text`, `output`, `json`, ...). A block in another known language is no program: a right program
+of it would only be a compile_error. Where several languages are asked for, the tag says which it is, and a block
+without a known tag is in the first of them. A tag also means a language of the same family (`_FAMILIES`), such as `c`
+for cpp.
 
 For the lcb profile the rule is LiveCodeBench's: the lines between the last two lines that contain "```", in the whole
 completion. Reasoning is not looked for, so blocks in reasoning that was never closed count.
@@ -46,7 +47,7 @@ from nouscoder.domain import reasoning
 from nouscoder.domain.submission import LANGUAGES, MathTests, Profile, Submission, language_name
 
 _MARK = re.compile(f"```|~~~|{reasoning.TAGS}")
-_AT_BEGIN = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
+_AT_BEGIN = re.compile(r"([ \t\xa0]*)(`{3,}|~{3,})(.*)")
 _END_OF_CODE = re.compile(r"(?:\s|\.|<[^<>`]{1,60}>)*+")
 _CONTAINER = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)*")
 _TAG = re.compile(r"\s*\{?\s*\.?([\w+#.-]*)[^\s`]*")
@@ -54,7 +55,7 @@ _COMMENTS = ("#", "//", "/*", "* ", "*/", "--")
 _ENDS_OF_TEXT = " \t>:*_|.,!-\ufeff"  # before a fence without a tag that ends a line of text
 _SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</?s>|<eos>|<end_of_turn>))+\s*\Z")
 _BOTH = re.compile(r"[ \t]*`{3,}[^`\w][^`]*(?P<fence>`{3,})(?P<tag>\w[\w+#.-]*)[ \t]*")  # closes and opens
-_QUOTED = re.compile(r"^[ \t]*> ?", re.MULTILINE)
+_QUOTED = re.compile(r"^[ \t]*(?:> ?)+", re.MULTILINE)
 _TAIL_CHARS = 300
 MAX_MARKS = 10_000
 MAX_STRINGS_CHARS = 200_000  # of a block, in which strings are followed
@@ -308,12 +309,10 @@ def _language_of(tag: str, languages: Sequence[str]) -> str | None:
 
 def _class_of(tag: str, code: str, language: str) -> int:
     """3 and 2 for a block that can be the program, 1 for one that hardly can, 0 for one whose tag says it is none."""
-    if not tag:
-        needed = _NEEDED.get(language)
-        return 2 if needed is None or needed.search(code) else 1
-    if _is_of_language(tag):
-        return 3
-    return 0 if tag in _NO_PROGRAMS else 1
+    if _is_of_language(tag) or tag in _NO_PROGRAMS:
+        return 0 if tag in _NO_PROGRAMS else 3
+    needed = _NEEDED.get(language)
+    return 2 if (not tag if needed is None else needed.search(code)) else 1
 
 
 def _is_in(strings: _Strings | None, place: int) -> bool:

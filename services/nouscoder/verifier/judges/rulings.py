@@ -7,13 +7,13 @@ Code 3 means that the judge's answer is wrong: internal_error, never a candidate
 says 42 (right) or 43 (wrong).
 
 Any other end is a crash of the judge program (`has_crashed`), also an uncaught exception, whose exit code is 1 in most
-languages. A candidate can cause a crash: by an output that a correct checker cannot read, or that is so large that it
-exceeds a limit. So after a crash the checker runs on the answer file in place of the output. If it crashes again, the
-checker is at fault (internal_error); otherwise the output is wrong. Without this rule a candidate could turn each wrong
-answer into an internal_error. An interactor that exceeds a limit after the candidate has left it is no fault either,
-nor one that crashes after it has read something that the candidate said, or after the candidate has ended. One that
-ends otherwise than by a decision before that is at fault, and so is one that sleeps until its time limit. When both
-fail, the one that ended first decides.
+languages and 2 in Go. A candidate can cause a crash: by an output that a correct checker cannot read, or that is so
+large that it exceeds a limit. So after a crash the checker runs on the answer file in place of the output. If it
+crashes again, the checker is at fault (internal_error); otherwise the output is wrong. Without this rule a candidate
+could turn each wrong answer into an internal_error. An interactor that exceeds a limit after the candidate has left it
+is no fault either, nor one that crashes after it has read something that the candidate said, or after the candidate has
+ended. One that ends otherwise than by a decision before that is at fault, and so is one that sleeps until its time
+limit. When both fail, the one that ended first decides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ _RIGHT, _FAIL, _POINTS = 0, 3, 7
 _WRONG = frozenset({1, 2, 4, 7, 8})
 _KATTIS_CODES = {42: _RIGHT, 43: 1}
 _CRASHED = 256  # no process has this exit code
-_UNCAUGHT = (b"Traceback (most recent call last):", b'Exception in thread "main"')
+# What a runtime writes when a program ends by its own exception, or never begins, with the exit code of a decision:
+# Python, JVM, Node, Go, Rust, Ruby, Lua, R, Perl, bash.
+_UNCAUGHT = re.compile(
+    rb"""^(?:Traceback \(most recent call last\):|Exception in thread "|\w+Error: |Node\.js v\d|goroutine \d+ \["""
+    rb"""|Error: (?:"|\w+ ?[({]|Could not |Main method |LinkageError )|Error occurred during initialization of VM"""
+    rb"""|stack traceback:|Execution halted)|\(\w+Error\)$| at \S+ line \d+\.$|: line \d+: syntax error""",
+    re.MULTILINE,
+)
 _NUMBER = re.compile(rb"^\s*(?:points:?\s+)?([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:\s|$)")
 _FRACTION = re.compile(rb"\s*partial ([0-9]{1,15})/([0-9]{0,14}[1-9][0-9]{0,14})\r?$", re.MULTILINE)
 _LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
@@ -67,7 +74,7 @@ def has_crashed(check: RunResult) -> bool:
         return True
     if _has_too_many_points(check):
         return True
-    return check.exit_code == 1 and any(sign in check.stderr for sign in _UNCAUGHT)
+    return check.exit_code in _WRONG and _UNCAUGHT.search(check.stderr) is not None
 
 
 def ruling_of_checker(check: RunResult) -> Ruling:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import Unusable
+from nouscoder.input_file import regular
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
 
@@ -36,6 +37,8 @@ class AuditLog:
 
     def _open(self) -> TextIO:
         try:
+            if self._path.exists():  # opening a pipe waits for its reader
+                regular(self._path)
             return open(self._path, "a", encoding="utf8", buffering=1, opener=_private)
         except OSError as error:
             raise Unusable(f"the audit log {self._path} cannot be written: {error.strerror or error}") from error

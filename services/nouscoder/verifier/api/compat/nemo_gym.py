@@ -33,6 +33,7 @@ from starlette.types import Message
 from nouscoder.domain.submission import CallTests, Profile, Submission, TestsReference
 from nouscoder.domain.verdict import RewardRule, Verdict, VerdictKind, reward_of_verdict
 from nouscoder.formats.json_values import ValueCount, json_bytes, json_value, with_whole_characters
+from nouscoder.formats.public_shapes import NOT_MET, unmet
 from nouscoder.formats.sent_tests import NotTests, fields_of, item_spans
 from nouscoder.http_server.body import READ_PATIENCE_S, read_body, read_whole, too_slow, while_connected
 from nouscoder.http_server.fair_queue import OneThread
@@ -246,6 +247,8 @@ def _submission(metadata: Mapping[str, Any], text: str, values: ValueCount) -> S
     """Raises InvalidSubmission."""
     if metadata.get("unit_tests") is None:
         raise InvalidSubmission(f"{_METADATA}.unit_tests", "is missing")
+    if asked := unmet(metadata, ("unit_tests", "on_failure", "difficulty", "problem_id")):
+        raise InvalidSubmission(f"{_METADATA}.{asked}", NOT_MET)
     limits = {"wall_time_s": _LIMIT_S, "cpu_time_s": _LIMIT_S}
     request = {"tests": metadata["unit_tests"], "completion": text, "profile": Profile.CODE_GEN, "limits": limits}
     try:
