@@ -43,3 +43,10 @@ def test_every_number_of_a_call_has_the_verdict_of_the_table(machine: str, monke
         if number not in others:
             assert _verdict(program, number, arch) == (_ALLOW if number in plain else _EPERM), number
         assert _verdict(program, number, 0x40000003) == _KILL
+
+
+def test_numbers_above_all_calls_are_refused_at_once_because_gvisor_tries_them_at_each_fork() -> None:
+    arch, table = _ARCHES["x86_64"]
+    program = list(struct.iter_unpack("=HBBI", seccomp.build_filter()))
+    for number in (max(table.values()) + 1, 2000):
+        assert _verdict(program[:6], number, arch) == _EPERM

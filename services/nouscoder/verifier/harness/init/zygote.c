@@ -176,7 +176,7 @@ int nouscoder_use_large_pages(void) {
  * every fork(), but not for vfork() and posix_spawn(), whose child shares all memory until it executes a program.
  */
 
-const struct settings *nouscoder_image; /* in a process that maps the file, else NULL. It must be in no part */
+const struct settings *nouscoder_image; /* NULL where no process maps the file. It must be in no part */
 static char *copy;                      /* of all parts, between the handlers */
 
 static uint64_t all_bytes(const struct settings *settings) {
@@ -199,9 +199,12 @@ int own_image(struct session *s) {
         if (made == MAP_FAILED) return -1;
         offset += (off_t)parts[i].iov_len;
     }
-    nouscoder_image = settings;
     return 0;
 }
+
+/* Whether this process maps the file, which init does not. Neither init nor a candidate notes that after a fork: the
+ * first byte that it writes to the data of this library would copy all of it. */
+static bool has_image(void) { return nouscoder_image && getpid() != 1; }
 
 /* Put the copy in the place of the file's pages. */
 static void take_copy(void) {
@@ -219,28 +222,30 @@ static void take_copy(void) {
 /* A process with one thread takes the copy itself, so that its next forks cost nothing more. With several, another one
  * could write to memory that has just been copied, so the child takes it. */
 static void before_fork(void) {
-    if (!nouscoder_image) return;
+    if (!has_image()) return;
     uint64_t num_bytes = all_bytes(nouscoder_image);
     void *made = mmap(NULL, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (made == MAP_FAILED) return; /* the child ends at once */
     char *at = copy = made;
+    if (made == MAP_FAILED) return; /* the child ends at once */
     for (uint32_t i = 0; i < nouscoder_image->num_parts; i++)
         at = mempcpy(at, nouscoder_image->parts[i].iov_base, nouscoder_image->parts[i].iov_len);
     if (__libc_single_threaded) take_copy();
 }
 
 static void in_parent(void) {
-    if (copy) munmap(copy, all_bytes(nouscoder_image));
+    if (!copy) return;
+    if (copy != MAP_FAILED) munmap(copy, all_bytes(nouscoder_image));
     copy = NULL;
 }
 
 static void in_child(void) {
-    if (!nouscoder_image) return;
-    if (!copy) _exit(1);
+    if (!copy) return;
+    if (copy == MAP_FAILED) _exit(1);
     take_copy();
 }
 
 void copy_at_forks(struct session *s) {
+    nouscoder_image = s->settings;
     if (pthread_atfork(before_fork, in_parent, in_child)) fail(s, "no memory");
 }
 
