@@ -197,8 +197,7 @@ def _lines(value: Any) -> Any:
         return value
     if not all(type(line) in (str, int, float) for line in value):
         raise NotTests("tests", f"{value!r:.60} is no list of lines; for the arguments of a function give fn_name")
-    return "
-".join(map(str, value))
+    return "\n".join(map(str, value))
 
 
 def _calls(name: str, inputs: list[Any], outputs: list[Any], values: ValueCount) -> dict[str, Any]:
