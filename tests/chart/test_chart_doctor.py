@@ -294,7 +294,7 @@ def test_a_pod_that_no_node_can_hold_is_named_with_what_is_short(doctor: DoctorR
                 "requests": {"cpu": "100", "memory": "1000Gi"},
                 "limits": {"memory": "1000Gi", "nvidia.com/gpu": 8},
             },
-        }
+        },
     }
     requests = values["learner"]["resources"]["requests"]  # type: ignore[index]
     requests["nvidia.com/gpu"] = 8
