@@ -250,13 +250,17 @@ _SUFFIX = "-self-play"
 
 async def self_play(config: Config, *, resume: bool, as_json: bool, given: Given = NOTHING_GIVEN) -> int:
     """Run it and print the result. Returns 0, or 130 after Ctrl-C or SIGTERM."""
+    results: list[dict[str, Any]] = []
 
     async def work() -> None:
         with open_view(Console(stderr=as_json), deployment(config).line_every_s) as view:
-            result = await run_rounds(config, view, resume=resume, given=given)
-        print(json.dumps(result, indent=1) if as_json else sentence(result))  # noqa: T201
+            results.append(await run_rounds(config, view, resume=resume, given=given))
 
-    return await interruptible(work())
+    if code := await interruptible(work()):
+        return code
+    (result,) = results
+    print(json.dumps(result, indent=1) if as_json else sentence(result))  # noqa: T201
+    return 0
 
 
 async def run_rounds(config: Config, view: View, *, resume: bool, given: Given = NOTHING_GIVEN) -> dict[str, Any]:
