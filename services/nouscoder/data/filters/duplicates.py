@@ -207,6 +207,7 @@ class ExactDuplicates(Step):
     filter: Literal["exact_duplicates"]
 
     def apply(self, candidates: Sequence[Candidate], context: Context) -> StepOutcome:
+        """See Step."""
         first: dict[bytes, str] = {}
         dropped = {}
         for one in candidates:
