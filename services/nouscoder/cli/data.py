@@ -18,6 +18,8 @@ from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.errors import Unusable
 from nouscoder.rpc.addresses import require_url
 
+# The output of `nouscoder data stats`.
+
 _HEAD = ("problem", "groups", "filtered", "sampled", "accepted", "pass rate", "in a row", "last groups")
 
 
@@ -78,6 +80,8 @@ def _row(record: ProblemStatistics) -> tuple[str, ...]:
     last = " ".join(f"{accepted}/{sampled}" for accepted, sampled in record.history)
     return (record.problem_id, *map(str, counts), f"{record.pass_rate:.3f}", str(record.solved_in_row), last)
 
+
+# The commands.
 
 data_app = typer.Typer(no_args_is_help=True, help="Problem files.")
 

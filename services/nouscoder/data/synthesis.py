@@ -51,6 +51,8 @@ from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import request_of
 from nouscoder.verifier.grading.extract import extract_code
 
+# What a model is asked, and what is read from its answer.
+
 _MOST_ASSERTS = 100  # more are not read
 _QUESTION = re.compile(r"<question>(.*?)</question>", re.DOTALL)
 _TESTS = re.compile(r"<tests>(.*?)</tests>", re.DOTALL)
@@ -151,6 +153,9 @@ def _case(statement: ast.Assert, entry_point: str) -> CallCase | None:
         return call_case(statement, entry_point)
     except (Rejected, RecursionError, MemoryError):
         return None
+
+
+# Which tests are kept.
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,9 @@ def check_same_tokens(policy: Path, other: Path, role: str) -> PolicyTokenizer:
     return others
 
 
+# The reward model.
+
+
 @dataclass(frozen=True, slots=True)
 class ModelTerms:
     """What a reward model adds to the rewards of a batch, by rollout, and how far it agrees with the verdicts."""
