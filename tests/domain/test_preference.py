@@ -28,6 +28,7 @@ def test_pairs_are_those_of_acecoder(scores: list[float]) -> None:
 
 def test_bounds_are_exclusive() -> None:
     assert preference_pairs([0.8, 0.2, 0.9, 0.5, 0.0], PairRule()) == [(2, 1)]
+    assert preference_pairs([29 / 35, 15 / 35], PairRule()) == [], "0.4 apart, and a rounding of it"
     assert preference_pairs([1.0, 0.0], PairRule()) == []
     assert preference_pairs([1.0, 0.0], PairRule(rejected_above=-1.0)) == [(0, 1)]
 

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.data.bounded_files import checked_records
+from nouscoder.domain.advantage import SCORE_DIGITS
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.samples import ScoredProblem
 from nouscoder.formats.body import Body
@@ -31,7 +32,8 @@ class PairRule:
 
     def holds(self, chosen: float, rejected: float) -> bool:
         """Whether a sample of score `chosen` is preferred to one of score `rejected`."""
-        return chosen > rejected + self.margin and chosen > self.chosen_above and rejected > self.rejected_above
+        is_better = round(chosen - rejected - self.margin, SCORE_DIGITS) > 0
+        return is_better and chosen > self.chosen_above and rejected > self.rejected_above
 
 
 def preference_pairs(
