@@ -150,10 +150,7 @@ def _all_faults(config: Config, positions: int | None = None) -> list[str]:
     faults = [*_policy_faults(config), *_faults_without_a_model(config), *position_faults(config, positions)]
     for check in (missing_engine, _shared_device_faults):
         faults += check(config)
-    if not faults:
-        if missing := missing_here(config):
-            faults = [f"problems.languages: {missing} is not on this machine, and problems need it: {_GET_LANGUAGES}"]
-        faults += prompt_faults(config)
+    faults = faults or [*_language_faults(config), *prompt_faults(config)]
     return faults or [*adapter_faults(config), *token_faults(config)]
 
 
@@ -312,6 +309,11 @@ def _because_of_languages(config: Config, which: str) -> str:
             if which in sentence:
                 return f": {sentence}; {_GET_LANGUAGES}"
     return ""
+
+
+def _language_faults(config: Config) -> Iterator[str]:
+    if missing := missing_here(config):
+        yield f"problems.languages: {missing} is not on this machine, and problems need it: {_GET_LANGUAGES}"
 
 
 def notes_of(config: Config) -> list[str]:
