@@ -51,7 +51,7 @@ PYTHON = {
     "tracing": "import nouscoder.verifier.observe.tracing, opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "rpc,cluster": "import nouscoder.doctor.cluster.install, nouscoder.doctor.cluster.judge, kubernetes",
     "verifier,modal": "import nouscoder.verifier.sandbox.modal.backend, modal",
-    "hub": "from nouscoder.data.importers import rows; assert rows._library()",
+    "hub": "from nouscoder.data.importers import rows; assert rows.loader_of_hubs()",
     "broker": "import nouscoder.broker.serving, nouscoder.broker.service",
     "broker,embedded-redis": "from nouscoder.broker.redis_server import find_redis_binary; print(find_redis_binary())",
     "cli,tensorboard": "import tensorboard",

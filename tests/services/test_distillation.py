@@ -11,7 +11,15 @@ import torch
 from torch.nn.functional import log_softmax
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.config import Config, CorrectionKind, CorrectionSection, DistillationSettings, LearnerSection, RunSection
+from nouscoder.config import (
+    Config,
+    CorrectionKind,
+    CorrectionSection,
+    DistillationSettings,
+    LearnerSection,
+    RunSection,
+    load_config,
+)
 from nouscoder.config.run import PolicySection
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.rollout import Sampling, Task, assemble_rollout
@@ -22,6 +30,7 @@ from nouscoder.learner.loading import trainer_at
 from nouscoder.learner.model.packing import PACKED_ATTENTION
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
+from nouscoder.run.asked_of_models import token_faults
 
 NUM_ROLLOUTS, PROMPT, ANSWER = 64, 4, 8
 VOCABULARY = 12  # so few that each batch has many samples of each token
@@ -171,3 +180,8 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
     file.write_text(changed)
     with pytest.raises(Unusable, match=r"the teacher .* has other tokens than the policy, for example"):
         trainer_at(config_of(tmp_path, tmp_path / "teacher"), None)
+    # The same before a run starts, and before the first stage of a plan.
+    teaches = ["learner.objective.name=distillation", f"learner.objective.teacher={tmp_path}/teacher"]
+    (said,) = token_faults(load_config(None, [f"policy.path={tmp_path}/policy", *teaches]))
+    assert "has other tokens than the policy" in said
+    assert token_faults(load_config(None, [f"policy.path={tmp_path}/teacher", *teaches])) == []

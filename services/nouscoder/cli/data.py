@@ -70,15 +70,13 @@ def _summary(state: CurriculumState) -> list[str]:
 
 def _table(records: Sequence[ProblemStatistics]) -> list[str]:
     """Aligned columns, the lowest pass rate first."""
-    rows = [_HEAD, *map(_row, records)]
+    rows: list[tuple[str, ...]] = [_HEAD]
+    for one in records:
+        counts = map(str, (one.groups, one.filtered, one.sampled, one.accepted))
+        last = " ".join(f"{accepted}/{sampled}" for accepted, sampled in one.history)
+        rows.append((one.problem_id, *counts, f"{one.pass_rate:.3f}", str(one.solved_in_row), last))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _row(record: ProblemStatistics) -> tuple[str, ...]:
-    counts = (record.groups, record.filtered, record.sampled, record.accepted)
-    last = " ".join(f"{accepted}/{sampled}" for accepted, sampled in record.history)
-    return (record.problem_id, *map(str, counts), f"{record.pass_rate:.3f}", str(record.solved_in_row), last)
 
 
 # The commands.

@@ -22,6 +22,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -115,12 +116,15 @@ def written_problem(answer: str, at_least: int) -> WrittenProblem:
     asserts = list(_asserts(tests[-1]))[:_MOST_ASSERTS]
     names = Counter(name for name in map(_function_of, asserts) if name)
     entry_point = names.most_common(1)[0][0] if names else ""
-    cases = tuple(case for case in (_case(statement, entry_point) for statement in asserts) if case is not None)
+    cases = list[CallCase]()
+    for statement in asserts:
+        with suppress(Rejected, RecursionError, MemoryError):
+            cases.append(call_case(statement, entry_point))
     if len(cases) < at_least:
         detail = f"{len(cases)} of {len(asserts)} asserts can be read"
         raise NoProblem(SeedRejection.FEW_TESTS_WRITTEN, detail)
     prompt = f"{questions[-1].strip()}\n\nWrite the Python function `{entry_point}`."
-    return WrittenProblem(prompt, entry_point, cases, len(asserts))
+    return WrittenProblem(prompt, entry_point, tuple(cases), len(asserts))
 
 
 def _asserts(text: str) -> Iterator[ast.Assert]:
@@ -146,13 +150,6 @@ def _function_of(statement: ast.Assert) -> str:
             return name
         case _:
             return ""
-
-
-def _case(statement: ast.Assert, entry_point: str) -> CallCase | None:
-    try:
-        return call_case(statement, entry_point)
-    except (Rejected, RecursionError, MemoryError):
-        return None
 
 
 # Which tests are kept.

@@ -14,6 +14,7 @@ from nouscoder.errors import NousCoderError
 
 _START_LIMIT_S = 120.0
 _ADAPTERS = "nouscoder.learner.model.adapters:say_stdin"
+_TOKENS = "nouscoder.learner.model.reference:say_stdin"
 
 
 class CannotCount(NousCoderError):
@@ -46,6 +47,16 @@ def adapter_faults(config: Config) -> list[str]:
     except ConfigError as error:
         return [str(error)]
     return []
+
+
+def token_faults(config: Config) -> list[str]:
+    """A teacher or a reward model that has other tokens than the policy: one sentence, or none."""
+    named = {"teacher": config.learner.teacher, "reward model": config.learner.reward_model.path}
+    if not (others := {role: folder for role, folder in named.items() if folder}):
+        return []
+    policy = str(config.in_run_folder(config.policy.path))
+    answer = asked_of_models(_TOKENS, {"policy": policy, "others": others}, 0.0)
+    return [f"learner: {fault}" for fault in answer.values()]
 
 
 def asked_of_models(function: str, request: Mapping[str, Any], more_s: float) -> dict[str, Any]:

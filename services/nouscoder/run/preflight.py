@@ -38,7 +38,7 @@ from nouscoder.policy_folder.inspection import (
 )
 from nouscoder.policy_folder.prompt_file import PromptFileUnusable, prompt_lines, with_date, with_recorded_prompt
 from nouscoder.rpc.addresses import require_free
-from nouscoder.run.asked_of_models import adapter_faults, adapter_lines
+from nouscoder.run.asked_of_models import adapter_faults, adapter_lines, token_faults
 from nouscoder.run.held_out import leak_lines
 from nouscoder.run.languages import grades_here, left_out_sentences, missing_here, with_languages
 from nouscoder.run.sinks.targets import missing_packages
@@ -150,7 +150,8 @@ def _all_faults(config: Config, positions: int | None = None) -> list[str]:
     faults = [*_policy_faults(config), *_faults_without_a_model(config), *position_faults(config, positions)]
     for check in (missing_engine, _shared_device_faults):
         faults += check(config)
-    return faults or [*_language_faults(config), *prompt_faults(config)] or adapter_faults(config)
+    faults = faults or [*_language_faults(config), *prompt_faults(config)]
+    return faults or [*adapter_faults(config), *token_faults(config)]
 
 
 def _faults_without_a_model(config: Config) -> list[str]:

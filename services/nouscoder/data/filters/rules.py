@@ -222,12 +222,9 @@ class PassRate(_ByPassRate):
         return StepOutcome(dropped, dict(notes), difficulty_table(values.values()))
 
     def _wrong(self, value: float) -> str:
-        too_low = (self.above is not None and value <= self.above) or (
-            self.at_least is not None and value < self.at_least
-        )
-        too_high = (self.below is not None and value >= self.below) or (
-            self.at_most is not None and value > self.at_most
-        )
+        too_low = value < (self.at_least or 0) or (self.above is not None and value <= self.above)
+        at_most = 1 if self.at_most is None else self.at_most
+        too_high = value > at_most or (self.below is not None and value >= self.below)
         name = f"pass@{self.k}"
         return f"{name} too low" if too_low else f"{name} too high" if too_high else ""
 

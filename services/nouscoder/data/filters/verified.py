@@ -124,9 +124,6 @@ def _request(program: CandidateProgram) -> dict[str, Any]:
         return request_of(program.submission(tests))
 
 
-_ACCEPTED = VerdictKind.ACCEPTED.value
-
-
 class ReferencesPass(Step):
     """Keeps problems whose reference solutions pass all tests."""
 
@@ -187,5 +184,5 @@ def _graded(programs: Iterator[CandidateProgram], context: Context) -> tuple[Cou
     """(accepted programs by problem, programs by verdict)."""
     with RecordLog(context.evidence, "verdict") as known:
         verdicts = asyncio.run(grade_all(programs, context.grading, known))
-    accepted = Counter(problem_id for problem_id, verdict in verdicts if verdict == _ACCEPTED)
+    accepted = Counter(problem_id for problem_id, verdict in verdicts if verdict == VerdictKind.ACCEPTED)
     return accepted, dict(sorted(Counter(verdict for _, verdict in verdicts).items()))

@@ -190,13 +190,15 @@ class HubRows:
 
     def rows(self, skip: int) -> Iterator[SourceRow]:
         """The rows without the first `skip`. Raises HubDataUnusable."""
-        load = _library()
+        load = loader_of_hubs()
         if not Path(self.name).is_dir():
             self._require_hub()
         try:
             data = load(**self._chosen(), split=self.split, streaming=True)
             for number, value in enumerate(data.skip(skip), skip + 1):
-                yield SourceRow(number, {key: _as_text(each) for key, each in value.items()})
+                # The library reads texts that are dates as dates; the importers expect what the file has.
+                dates = {key: each.isoformat() for key, each in value.items() if isinstance(each, date)}
+                yield SourceRow(number, {**value, **dates})
         except Exception as error:  # the library raises errors of the network, of the disk, of pyarrow and of its own
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise HubDataUnusable(f"{self} cannot be read: {reason[:300]}") from error
@@ -247,17 +249,8 @@ def hub_rows(text: str) -> HubRows:
     return HubRows(name, **chosen)
 
 
-def _as_text(value: Any) -> Any:
-    """The library reads texts that are dates as dates; the importers expect what the file has."""
-    return value.isoformat() if isinstance(value, date) else value
-
-
-def require_datasets() -> None:
-    """Raises HubDataUnusable when the library that reads a hub's data sets is missing."""
-    _library()
-
-
-def _library() -> Any:
+def loader_of_hubs() -> Any:
+    """The function that reads a hub's data sets. Raises HubDataUnusable when its library is missing."""
     try:
         from datasets import load_dataset
     except ImportError:

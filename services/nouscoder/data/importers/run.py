@@ -28,8 +28,8 @@ from nouscoder.data.importers.rows import (
     HubDataUnusable,
     HubRows,
     hub_rows,
+    loader_of_hubs,
     num_rows,
-    require_datasets,
 )
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import column, join, read_parquet, require_new, row_of, store_beside, write_rows
@@ -121,7 +121,7 @@ def import_files(
             raise CannotImport(f"{name} is read from files, not from a hub")
     require_new(out, CannotImport, *_LINES)
     if any(isinstance(file, HubRows) for file in files):
-        require_datasets()
+        loader_of_hubs()
     options = options or ImportOptions()
     chosen = options.model_dump(mode="json", exclude_defaults=True)
     request = {"format": name, "files": [_identity(file) for file in files], "tests": tests, "options": chosen}

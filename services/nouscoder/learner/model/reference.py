@@ -10,7 +10,9 @@ INVARIANT: verified rewards never change: logs, statistics and saved batches hol
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +51,17 @@ def check_same_tokens(policy: Path, other: Path, role: str) -> PolicyTokenizer:
         odd = min(token for token, _ in differing)
         raise Unusable(f"the {role} {other} has other tokens than the policy, for example {odd!r}")
     return others
+
+
+def say_stdin() -> None:
+    """Answer a request on stdin, {"policy", "others": {role: folder}}, in JSON on stdout: {}, or {"fault"}."""
+    request, answer = json.load(sys.stdin), {}
+    try:
+        for role, folder in request["others"].items():
+            check_same_tokens(Path(request["policy"]), Path(folder), role)
+    except Unusable as error:
+        answer = {"fault": str(error)}
+    sys.stdout.write(json.dumps(answer))
 
 
 # The reward model.
