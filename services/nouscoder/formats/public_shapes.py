@@ -138,7 +138,8 @@ def _tests(tests: Any, values: ValueCount) -> Any:
         asserts = tests.get("assert_case")
         if any(asserts) if isinstance(asserts, list) else asserts:
             # verl appends an assert to the program of each case, which then has the case's input and output too.
-            if any([name not in _NO_FUNCTION, *inputs, *outputs]) or not isinstance(asserts, list) or not all(asserts):
+            is_one_each = isinstance(asserts, list) and all(asserts) and len(inputs) in (0, len(asserts))
+            if any([name not in _NO_FUNCTION, *inputs, *outputs]) or not is_one_each:
                 raise NotTests(
                     "tests.assert_case", "give one assert for each case, with empty inputs and outputs and no fn_name"
                 )
