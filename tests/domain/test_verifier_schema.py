@@ -274,6 +274,7 @@ def test_null_means_the_default_and_stored_tests_may_come_with_nulls() -> None:
             "fn_name",
         ),
         ({"inputs": [""], "outputs": [""], "assert_case": "assert f()"}, "tests.assert_case", "for each case"),
+        ({"inputs": [""], "outputs": [""], "assert_case": ["assert f()"] * 2}, "tests.assert_case", "for each case"),
         ({"inputs": [[1]], "outputs": [1], "func_name": "f"}, "tests.func_name", "fn_name"),
         ({"inputs": ["1"], "outputs": ["1"], "input": ["2"], "output": ["2"]}, "tests.input", "not known"),
         *[

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from tests.isolated_graders import grader_on, isolated
 
+from nouscoder.data.importers.training_sets import read_reasoning
 from nouscoder.domain.submission import (
     CheckerTests,
     InteractiveTests,
@@ -114,6 +115,15 @@ async def check(grader: Grader, form: Submission, programs: Mapping[str, str], r
 
 async def test_nobody_reaches_a_checker(grader: Grader) -> None:
     await check(grader, CHECKED, ATTACKS, RIGHT)
+
+
+async def test_nobody_reaches_the_answer_of_a_reasoning_task(grader: Grader) -> None:
+    """R1-Code-Interpreter's tasks: a program reads nothing and prints the answer, which never enters its sandbox."""
+    problem = read_reasoning({"question": "What is it?", "answer": "the-needle"}, 1).problem
+    asked = problem.grading_rules().submission(problem.tests, "")
+    form = replace(asked, code="", completion=None, limits=LIMITS)
+    every = "print(*[a + b for a in ('the-', 'the-nee') for b in ('needle', 'dle', 'no')])"
+    await check(grader, form, {**ATTACKS, "says all": every}, RIGHT)
 
 
 async def test_nobody_reaches_an_interactor(grader: Grader) -> None:

@@ -453,6 +453,7 @@ ANSWER = Submission(StdinTests((StdinCase("a", "a"),)), completion="```python\nc
         (stdin_submission(("a", "a"), limits=Limits(wall_time_s=1e9)), "limits.wall_time_s"),
         (stdin_submission(("a", "a"), limits=Limits(memory_bytes=2**60)), "limits.memory_bytes"),
         (Submission(tests=CallTests("f()", (CallCase(),)), code="x"), "tests.entry_point"),
+        (Submission(tests=CallTests("False", (CallCase(),)), code="x"), "tests.entry_point"),
         (stdin_submission(("a", "a"), other_languages=("cpp",)), "other_languages"),
         (replace(ANSWER, other_languages=("cobol",)), "other_languages"),
         (replace(ANSWER, other_languages=("cpp",), tests=CallTests("f", (CallCase(),))), "language"),

@@ -91,7 +91,7 @@ _OF_PYTEST = {"file", "module", "cases"}
 _OF_JUDGES = {"type", "digest", "entry_point", "setup", "wrapped", "checker", "interactor", "unbuffered"}
 _OF_TESTS = _OF_JUDGES | _PAIRS | _OF_PYTEST
 NOT_MET = "is unknown here, and it seems to say how the answer is graded: leave it out or mend its name"
-_MOST_LOOKED_AT = 100  # fields, and characters of each
+_MOST = 100  # that are looked at: fields, and characters of each
 _ASKING = (
     *("fn_name", "func_name", "function_name", "entry_point", "time_limit", "timeout", "memory_limit", "comparator"),
     *("checker", "interactor", "tolerance", "special_judge", "assert_case"),
@@ -138,7 +138,8 @@ def _tests(tests: Any, values: ValueCount) -> Any:
         asserts = tests.get("assert_case")
         if any(asserts) if isinstance(asserts, list) else asserts:
             # verl appends an assert to the program of each case, which then has the case's input and output too.
-            if any([name not in _NO_FUNCTION, *inputs, *outputs]) or not isinstance(asserts, list) or not all(asserts):
+            is_one_each = isinstance(asserts, list) and all(asserts) and len(inputs) in (0, len(asserts))
+            if any([name not in _NO_FUNCTION, *inputs, *outputs]) or not is_one_each:
                 raise NotTests(
                     "tests.assert_case", "give one assert for each case, with empty inputs and outputs and no fn_name"
                 )
@@ -172,11 +173,10 @@ def unmet(record: Mapping[str, Any], known: Collection[str]) -> str:
 
     For records whose other fields are the sender's own.
     """
-    for name, value in islice(record.items(), _MOST_LOOKED_AT):
-        word = name[:_MOST_LOOKED_AT].lower()
-        asks = any(one in word for one in _ASKING) or get_close_matches(word, [*known, *_ASKING], 1, 0.8)
-        if asks and name not in known and value is not None:
-            return name[:_MOST_LOOKED_AT]
+    for name in islice((one for one, value in record.items() if one not in known and value is not None), _MOST):
+        word = name[:_MOST].lower()
+        if any(one in word for one in _ASKING) or get_close_matches(word, [*known, *_ASKING], 1, 0.8):
+            return name[:_MOST]
     return ""
 
 

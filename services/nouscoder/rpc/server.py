@@ -209,7 +209,7 @@ def _refusing(message: str) -> Callable[[Any, _Context], Awaitable[None]]:
     return refuse
 
 
-def rebuilt(handler: _Handler, act: Callable[..., Any], deserializer: Any = None) -> _Handler:
+def rebuilt(handler: _Handler, act: Callable[..., Any]) -> _Handler:
     """A handler of the same kind as `handler` that calls `act`."""
     makers: dict[tuple[bool, bool], Callable[..., _Handler]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
@@ -218,7 +218,7 @@ def rebuilt(handler: _Handler, act: Callable[..., Any], deserializer: Any = None
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
     make = makers[handler.request_streaming, handler.response_streaming]
-    return make(act, deserializer or handler.request_deserializer, handler.response_serializer)
+    return make(act, handler.request_deserializer, handler.response_serializer)
 
 
 # The server of a service.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -24,7 +25,6 @@ from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.freed_memory import held_bytes
 from nouscoder.http_server.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
 from nouscoder.rpc.convert import InvalidMessage
-from nouscoder.rpc.server import rebuilt
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 
 MOST_FIELDS = 45_000  # of a message with those inside it: 10,000 tests have 30,000
@@ -81,52 +81,42 @@ class GrpcGate(grpc.aio.ServerInterceptor):
             # A handler of streams, whatever the method: only those start before the request has been read.
             return grpc.stream_stream_rpc_method_handler(_refuse)
         set_caller(caller)
-        if handler.request_streaming:
-            return self._tolerant(handler)
-        return self._counted(handler, self._budget.of_client(caller.share))
+        return self._reading_here(handler, self._budget.of_client(caller.share))
 
-    def _tolerant(self, handler: _Handler) -> _Handler:
-        """`handler` of a stream with a deserializer that accepts malformed bytes."""
-        act: Any = handler.stream_stream
+    def _reading_here(self, handler: _Handler, budget: MemoryBudget) -> _Handler:
+        """`handler`, with the one message of a call in the budget, and with malformed bytes as messages of a stream.
+
+        It becomes a handler of streams, because only those start before a message has been read.
+        """
+        act: Any = handler.unary_unary or handler.unary_stream or handler.stream_stream
 
         async def messages(context: _Context) -> AsyncIterator[Any]:
             while (message := await self._arrived(context)) is not grpc.aio.EOF:
                 yield message
 
-        async def answers(_: object, context: _Context) -> AsyncIterator[Any]:
-            async with aclosing(act(messages(context), context)) as stream:
-                async for one in stream:
-                    yield one
-
-        return rebuilt(handler, answers, lambda data: _parse(handler, data))
-
-    def _counted(self, handler: _Handler, budget: MemoryBudget) -> _Handler:
-        """`handler`, whose calls have one message, with that message in the budget.
-
-        It gets a handler of streams, because only those start before the message has been read.
-        """
-        act: Any = handler.unary_unary or handler.unary_stream
-
-        async def admitted(context: _Context) -> object:
+        async def asked(context: _Context) -> object:
+            if handler.request_streaming:
+                return messages(context)
             reservation = Reservation(budget).until_end_of(context)
             try:
-                data = await self._arrived(context)
+                data = await self._arrived(context) or b""
                 reservation.add(len(data))
             except MemoryBudgetExceeded as error:
                 return _Refused(error)
             return _parse(handler, data)
 
         async def answer(_: object, context: _Context) -> Any:
-            return await act(await admitted(context), context)
+            return await act(await asked(context), context)
 
         async def answers(_: object, context: _Context) -> AsyncIterator[Any]:
-            async with aclosing(act(await admitted(context), context)) as stream:
+            async with aclosing(act(await asked(context), context)) as stream:
                 async for one in stream:
                     yield one
 
+        read = partial(_parse, handler) if handler.request_streaming else bytes
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(answers, bytes, handler.response_serializer)
-        return grpc.stream_unary_rpc_method_handler(answer, bytes, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(answers, read, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(answer, read, handler.response_serializer)
 
     def _caller(self, metadata: dict[str, Any]) -> Caller | None:
         proposed = metadata.get("x-request-id")

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from keyword import iskeyword
 
 from nouscoder.domain.submission import (
     LANGUAGES,
@@ -167,7 +168,7 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
     if len(tests.cases) > bounds.num_tests:
         raise InvalidSubmission("tests.cases", f"may hold at most {bounds.num_tests} tests")
     match tests:
-        case CallTests() if not tests.entry_point.isidentifier():
+        case CallTests() if not tests.entry_point.isidentifier() or iskeyword(tests.entry_point):
             raise InvalidSubmission("tests.entry_point", "must be the name of a function or method")
         case CallTests() if len(tests.setup) > bounds.num_assert_chars:
             raise InvalidSubmission("tests.setup", f"may have at most {bounds.num_assert_chars} characters")
