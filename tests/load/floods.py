@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -267,7 +267,7 @@ async def measured(ports: list[int], pid: int, seconds: float) -> tuple[list[lis
 
 
 @contextmanager
-def service(tokens: bool, slots: int = 1) -> Iterator[tuple[int, dict[str, int]]]:
+def service(tokens: bool, slots: int = 1, settings: Iterable[str] = ()) -> Iterator[tuple[int, dict[str, int]]]:
     with tempfile.TemporaryDirectory(prefix="floods-") as name:
         problems = Path(__file__).resolve().parents[2] / "examples"
         known = sorted(problems.rglob("*.jsonl"))
@@ -284,6 +284,7 @@ def service(tokens: bool, slots: int = 1) -> Iterator[tuple[int, dict[str, int]]
         ]
         command += ["--set", "verifier.health=127.0.0.1:0", "--set", f"verifier.sandbox.slots={slots}"]
         command += ["--set", f'verifier.problems="{known[0]}"'] if known else []
+        command += [word for setting in settings for word in ("--set", setting)]
         if tokens:
             file = Path(name) / "tokens"
             file.write_text(f"floods:{hashlib.sha256(b't0ken').hexdigest()}\n")

@@ -23,7 +23,7 @@ from nouscoder.verifier.sandbox.base import SandboxUnavailable
 
 HARNESS = Path(_harness_init).resolve().parent
 _SOURCES = HARNESS / "init"
-_FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,-z,now")
+_FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,-z,now,-z,norelro,-z,noseparate-code")
 _COMPILE_LIMIT_S = 120.0
 _MODE = 0o755  # whatever the umask: nobody else may write
 _FOLDER_ENVIRONMENT = "NOUSCODER_INIT_FOLDER"  # set in images; otherwise the cache is used

@@ -267,10 +267,8 @@ static void serve(struct session *s) {
  * second byte it takes over the stream. At the end it writes another byte. Returns only in a candidate's process, with
  * its assignment; that process is confined. */
 void *nouscoder_init(const struct settings *settings, int orders, int report) {
-    static struct settings own; /* drop_interpreter takes the original away */
     struct session *s = &session;
-    own = *settings;
-    *s = (struct session){.settings = &own, .report = report, .orders = orders, .go = -1, .args = ""};
+    *s = (struct session){.settings = settings, .report = report, .orders = orders, .go = -1, .args = ""};
     await_order(s); /* the zygote has written the id maps */
     set_up(s);
     s->report = move_up(report);

@@ -355,7 +355,14 @@ static void *stand_by(const struct settings *settings, struct sandbox *made) {
 
 /* Serve until the stream closes, which ends this process. Returns the assignment in a candidate's process. Returns NULL
  * with a Python exception (OSError) when a step fails. */
-void *nouscoder_serve(const struct settings *settings) {
+void *nouscoder_serve(const struct settings *given) {
+    /* Copies, because drop_interpreter takes the originals away, and each process that read them would pay for a fault. */
+    static struct settings own;
+    static struct iovec parts[MAX_PARTS];
+    const struct settings *settings = &own;
+    own = *given;
+    own.num_parts = own.num_parts < MAX_PARTS ? own.num_parts : MAX_PARTS;
+    if (own.num_parts) own.parts = memcpy(parts, own.parts, own.num_parts * sizeof *parts);
     struct sandbox last = {0}, current, following;
     char network = IS_FRESH;
     void *assignment = stand_by(settings, &current);
