@@ -68,7 +68,7 @@ def test_a_missing_library_hides_no_other_fault(tmp_path: Path, monkeypatch: pyt
         assert "2 of 6 problems need no_lib_a, no_lib_b, which" in answer.output
         assert "2 of 6 problems cannot be graded" in answer.output
         assert "wrong0: libraries: 'a b' is no name of a module" in answer.output
-        assert "wrong1: prompt_template: has no {prompt}" in answer.output
+        assert "prompt_template: has no {prompt}, so nobody would read the prompt" in answer.output
 
 
 def test_eval_and_grade_say_it_before_anything_is_sampled(tmp_path: Path) -> None:

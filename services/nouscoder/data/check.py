@@ -88,8 +88,6 @@ def faults_of(problem: Problem, *, here: bool = True) -> list[str]:
     found = []
     if not "".join((problem.prompt, problem.starter_code, problem.prompt_template.replace(PROMPT, ""))).strip():
         found.append("prompt: is empty")
-    if problem.prompt_template and PROMPT not in problem.prompt_template:
-        found.append(f"prompt_template: has no {PROMPT}, so nobody would read the prompt")
     found += _faults(problem, problem.tests, here=here)
     if problem.public_tests is not None:
         found += (

@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
 from nouscoder.data.bounded_files import FileRefused, bounded_json, bounded_lines, created, opened
 from nouscoder.domain.problem import Problem, language_fault
+from nouscoder.domain.prompt import PROMPT
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, language_name
 from nouscoder.errors import Unusable, did_you_mean, one_line
 from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, TestsBody, all_faults, canonical_json
@@ -82,9 +83,7 @@ class ProblemBody(Body):
     text_is_code: bool = Field(
         False, description="the completion is the program itself; else the code is its last fenced block"
     )
-    prompt_template: str = Field(
-        "", pattern=r"^$|\{prompt\}", description="text around {prompt} for this problem; empty: the environment's own"
-    )
+    prompt_template: str = Field("", description="text around {prompt} for this problem; empty: the environment's own")
     starter_code: str = Field("", description="what a program must begin with, such as the head of a class")
     languages: list[str] = Field(
         ["python"],
@@ -106,6 +105,13 @@ class ProblemBody(Body):
         if tests is not None and not fit_in_a_task(tests.record()):
             raise ValueError(f"more than {MAX_PUBLIC_BYTES} bytes of JSON, which is too much to send with each task")
         return tests
+
+    @field_validator("prompt_template")
+    @classmethod
+    def _holds_the_prompt(cls, template: str) -> str:
+        if template and PROMPT not in template:
+            raise ValueError(f"has no {PROMPT}, so nobody would read the prompt")
+        return template
 
     @field_validator("languages")
     @classmethod

@@ -221,8 +221,8 @@ def select(recipe: Recipe, out: Path, tests: str = "", grading: GradingTarget | 
     for step in recipe.steps:
         how |= {name: step.how_to_get(recipe.folder / name, problems) for name in step.files() if name not in how}
     # Pass rates may be the folder of an evaluation.
-    usable = {name: Path.is_file if name in recipe.inputs else Path.exists for name in recipe.files}
-    missing = [name for name, is_there in usable.items() if not is_there(recipe.folder / name)]
+    paths = {name: recipe.folder / name for name in recipe.files}
+    missing = [name for name, path in paths.items() if not path.exists() or (name in recipe.inputs and path.is_dir())]
     if missing:
         raise CannotFilter("\n".join(f"there is no file {recipe.folder / name}{how[name]}" for name in missing))
     staging = out.with_name(f"{out.name}.part")
