@@ -168,6 +168,7 @@ def test_everything_that_would_refuse_a_pod_is_found_at_once(namespace: str, tmp
     values = """
 broker: {serviceAccount: {name: nobody}}
 generation: {runtimeClassName: kata}
+config: {learner: {device: cuda}}
 learner:
   workload: leaderWorkerSet
   resources: {requests: {cpu: 100m, memory: 64Mi, nvidia.com/gpu: 1}, limits: {memory: 2Gi, nvidia.com/gpu: 1}}
