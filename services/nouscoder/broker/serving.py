@@ -165,6 +165,8 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, by_label: Mapping[s
     return family
 
 
+# The sweeper and the run's clock.
+
 _LONGEST_PERIOD_S = 1.0
 _PERIODS_A_LEASE = 5
 # A gap longer than a period plus this share of a lease is an absence. Workers send three heartbeats in a lease.

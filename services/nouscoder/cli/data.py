@@ -81,6 +81,8 @@ def _table(records: Sequence[ProblemStatistics]) -> list[str]:
 
 # The commands.
 
+# The commands.
+
 data_app = typer.Typer(no_args_is_help=True, help="Problem files.")
 
 

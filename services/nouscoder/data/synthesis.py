@@ -155,6 +155,9 @@ def _function_of(statement: ast.Assert) -> str:
 # Which tests are kept.
 
 
+# Which tests are kept.
+
+
 @dataclass(frozen=True, slots=True)
 class KeptTests:
     """The tests that are kept, and the place of the program that passes them all: the problem's reference."""

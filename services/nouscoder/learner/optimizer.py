@@ -42,6 +42,8 @@ from transformers import PreTrainedModel
 from nouscoder.config import LearnerSection, OptimizerKind, OptimizerStates
 from nouscoder.learner.parallel.ranks import own_part, zeros_by_rows
 
+# AdamW with moments in 8 bits.
+
 _EPS = 1e-8
 _OF_MATRICES = frozenset({"step", "exp_avg", "exp_avg_scale", "root_exp_avg_sq", "root_exp_avg_sq_scale"})
 
@@ -112,6 +114,8 @@ def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return first, roots.square_()
 
 
+# Muon with AdamW.
+
 _MUON_MATRICES = frozenset({"momentum_buffer"})
 
 
@@ -145,6 +149,8 @@ class MuonAdamW(Optimizer):
                 own["betas"] = group["betas"]
             part.step()
 
+
+# The choice of the optimizer, and its state by names.
 
 _OF_TORCH = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
@@ -202,6 +208,8 @@ def put_states(optimizer: Optimizer, states: Mapping[int, dict[str, Tensor]]) ->
             name: tensor if name in stays else tensor.to(weight.device) for name, tensor in state.items()
         }
 
+
+# Numbers in 8 bits, in blocks of 256 with a common scale.
 
 BLOCK = 256
 _DECADES = 7

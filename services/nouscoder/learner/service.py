@@ -53,6 +53,9 @@ from nouscoder.v1 import learner_pb2_grpc
 log = logging.getLogger(__name__)
 
 
+# A rank other than 0.
+
+
 class RankFollower:
     """A rank other than 0, which runs the message loop in one thread."""
 
@@ -131,6 +134,8 @@ class RankFollower:
         except OSError as error:
             log.warning("a checkpoint failed: rank 0 decides when to try again", extra={"fault": str(error)})
 
+
+# The service of rank 0.
 
 _Context = grpc.aio.ServicerContext[object, object]
 _FULL_NAME = v1.DESCRIPTOR.services_by_name["LearnerService"].full_name

@@ -123,6 +123,9 @@ def _bytes_of(data: Tensor) -> bytes:
     return data.numpy().tobytes()
 
 
+# Sending and receiving.
+
+
 def send_shards(
     images: Iterable[ShardImage], rendezvous: Rendezvous, store: Store, limit_s: float, device: torch.device = _CPU
 ) -> None:

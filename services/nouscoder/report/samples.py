@@ -132,6 +132,8 @@ def _program(program: str) -> str:
     return f'<pre class="program" tabindex="0"><code>{escape(clip(program))}</code></pre>'
 
 
+# rollouts.html.
+
 # What a page holds at most, so that a browser can show it.
 MAX_TOKENS = 400_000
 PER_TOKEN = ("tokens", "versions", "ratios", "mismatches", "clipped")

@@ -98,6 +98,8 @@ class LeaseKeeper:
                 self._lost[lease_id] = reason
 
 
+# The name under which a worker process holds leases.
+
 _MAX_SLOTS = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = Path("/proc/self/ns/net")

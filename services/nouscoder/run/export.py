@@ -19,6 +19,8 @@ from nouscoder.run.evaluation import recorded_evaluations, weights_folder
 from nouscoder.run.folder import newest_version
 from nouscoder.run.plan import histories
 
+# The model card: README.md of the exported folder, from configuration and evaluations.
+
 
 def model_card(
     name: str,
@@ -128,6 +130,9 @@ def _settings(config: Config) -> dict[str, object]:
         "tokens of prompt and answer at most": config.generation.max_tokens_total,
         "seed": config.run.seed,
     }
+
+
+# The export.
 
 
 def export(run: Path, to: Path, version: str, *, adapter: bool = False) -> int:

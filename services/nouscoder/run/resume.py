@@ -185,6 +185,9 @@ def _keep_last(run: Path, config: Config) -> None:
     remove(after)
 
 
+# Which values are new.
+
+
 def _read_given(path: Path) -> Given | None:
     """What was given at the last start; None for a folder of an earlier release."""
     file = path / GIVEN

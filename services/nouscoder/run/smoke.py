@@ -58,6 +58,8 @@ from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.view import View, open_view
 from nouscoder.run.watch import broker_of
 
+# The problems of a smoke test.
+
 PASS_RATES = "pass_rates.jsonl"
 MAX_MEASURED = 2048
 _AT_ONCE = 64  # problems
@@ -161,6 +163,8 @@ def _text(counts: dict[str, PassCount]) -> bytes:
     records = ({"problem_id": name, "passed": one.passed, "sampled": one.sampled} for name, one in counts.items())
     return "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records).encode()
 
+
+# The test.
 
 NUM_PROBLEMS = 64
 RESULT = "smoke64.json"

@@ -208,6 +208,8 @@ def read_counter(metrics_address: str, family: str) -> float | None:
     return 0.0
 
 
+# What is to be warned of.
+
 WARN_AFTER_S = 30.0
 _ADVICE = "take other problems or another policy, or set broker.drop_zero_variance = false"
 _DIVERGED_ADVICE = (
@@ -307,6 +309,9 @@ def _sentence(since: _Since, now: _Since, filtered: int) -> str:
     else:
         why = "each problem is solved always or never"
     return f"{accepted} of {graded} accepted: {why}, so all {filtered} rollouts were filtered; {_ADVICE}"
+
+
+# The guards' warnings.
 
 
 class GuardWatch:

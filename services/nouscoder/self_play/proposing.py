@@ -105,6 +105,8 @@ class _Sampler:
         await self._services.evaluation_retry.call(once, lambda error: self._view.say(f"sampling goes on: {error}"))
 
 
+# Training on the proposals.
+
 METRICS = "proposer.jsonl"
 
 

@@ -61,6 +61,8 @@ from nouscoder.self_play.judgement import (
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.verifier.judges.judge import CLIP_CHARS
 
+# What a round knows before it begins.
+
 _MOST_DRAWN = 200
 _SHINGLE = 5  # words in a row that are compared
 

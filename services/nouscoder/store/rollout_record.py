@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 
+# What records and pieces have in common.
+
 # The format of an array of expert ids, by the bytes of an id.
 EXPERT_FORMATS = {1: "B", 2: "H"}
 
@@ -150,6 +152,8 @@ def expect_little_endian() -> None:
     if sys.byteorder != "little":
         raise RecordError("rollout records are read in place, which needs a little-endian machine")
 
+
+# Records.
 
 MAGIC = b"NCRR"
 VERSION, VERSION_WITH_EXPERTS = 1, 2
@@ -311,6 +315,8 @@ def _checked_header(view: memoryview) -> tuple[int, ...]:
         raise RecordError("a rollout record is damaged: its checksum does not match")
     return tuple(fields)
 
+
+# Pieces of rollouts in progress.
 
 _PIECE_MAGIC = b"NCRP"
 _PIECE_VERSION, _PIECE_VERSION_WITH_EXPERTS = 1, 2

@@ -161,6 +161,8 @@ def unknown(name: str, needed: bool, error: ClusterError, fix: str = "") -> Find
     return Finding(name, False, needed, f"unknown: {error}", fix, known=False)
 
 
+# The trial.
+
 Answer = TypeVar("Answer")
 
 PORT = 8080

@@ -231,7 +231,13 @@ class TorchEngine(StepEngine[Row]):
         return finished
 
 
+# The decoder.
+
+
 SLOTS_ATTENTION = "nouscoder_slots"
+
+
+# What the registries get.
 
 
 def slots_mask(
@@ -282,6 +288,8 @@ def slots_attention(
 AttentionInterface.register(SLOTS_ATTENTION, slots_attention)
 AttentionMaskInterface.register(SLOTS_ATTENTION, slots_mask)
 
+
+# The model.
 
 # Bounds of the check: on the largest difference of a log-probability in float32, where another order of the sums makes
 # 1e-5 to 1e-3; on the mean difference in 16 bits, where rounding makes 0.01 to 0.1.

@@ -147,6 +147,9 @@ class RolloutInterpreter:
         return session
 
 
+# The environments.
+
+
 class _Turns(Generic[Settings]):
     def __init__(self, tokenizer: PolicyTokenizer, settings: Settings, tools: Tools, max_tokens_total: int) -> None:
         """`max_tokens_total` is the engine's limit of given and sampled tokens. Raises EnvironmentUnusable."""

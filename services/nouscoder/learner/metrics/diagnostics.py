@@ -33,6 +33,8 @@ from torch import Tensor
 from nouscoder.learner.objectives.base import MAX_LOG_RATIO, Diagnostic, LossInputs, Reduction, bounded_ratio
 from nouscoder.learner.parallel.ranks import Ranks
 
+# The mismatch of sampler and learner.
+
 # First positions of the buckets, and first numbers of versions.
 POSITIONS = (0, 64, 512, 4096, 16384)
 VERSIONS = (1, 2, 3, 4)
@@ -97,6 +99,8 @@ def _means(name: str, k3: Tensor, places: Tensor, firsts: Sequence[int]) -> Iter
         if bool(inside.any()):
             yield f"{name}_{first}", max(0.0, float(k3[inside].mean()))
 
+
+# The diagnostics of a policy, and of all minibatches of a step together.
 
 _REDUCE: Mapping[Reduction, Callable[[Tensor], Tensor]] = {
     Reduction.MEAN: torch.sum,

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 _IS_TOLD_OF_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
+# Kernels that take sequences of several lengths at once.
+
 TORCH_VARLEN = "nouscoder_varlen"
 # transformers makes masks of its own for a name with "flash" in it.
 FA2_VARLEN = "nouscoder_varlen_fa2"
@@ -182,6 +184,8 @@ for _name, _kernel in ((TORCH_VARLEN, torch_varlen), (FA2_VARLEN, fa2_varlen), (
     AttentionInterface.register(_name, partial(varlen_attention, _kernel))
 
 
+# The choice of the attention.
+
 _BEST_FIRST = (Attention.FLASH, Attention.VARLEN, Attention.SDPA)
 _NAMES = {Attention.SDPA: PACKED_ATTENTION, Attention.VARLEN: TORCH_VARLEN, Attention.FLASH: FA2_VARLEN}
 # What the kernels of both packages are built for.
@@ -251,6 +255,8 @@ def _beyond_kernels(model: PreTrainedModel) -> str:
         return "attention sinks"
     return ""
 
+
+# The division of heads among calls of a kernel.
 
 # Calls cost something too: the heads are divided only where at most this share of the time is left.
 _WORTH_IT = 0.85

@@ -50,6 +50,8 @@ from nouscoder.learner.parallel.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
+# torch.compile of the decoder layers.
+
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile the forward and backward pass of each decoder layer at its first use. Names and weights stay.
@@ -74,6 +76,8 @@ def _layers_of(model: PreTrainedModel, setting: str) -> nn.ModuleList:
         raise ValueError(f"learner.{setting} does not know the layers of {type(model).__name__}")
     return layers
 
+
+# Activation checkpointing.
 
 _ATEN = torch.ops.aten
 _OF_ATTENTION = {
@@ -118,6 +122,8 @@ def _checkpointed(forward: Callable[..., Any], kind: ActivationCheckpointing, *i
 def _policy(kept: Set[object], context: object, operation: object, *inputs: object, **more: object) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
+
+# Masters in float32, and a copy in the type of the computation.
 
 _DTYPES = {ComputeType.FLOAT32: torch.float32, ComputeType.BFLOAT16: torch.bfloat16}
 
@@ -178,6 +184,9 @@ def _hand_over(master: Tensor, copied: Tensor) -> None:
         master.grad = gradient.to(master.device, master.dtype)
     else:  # in the type of the master too, without a copy of the gradient in it
         master.grad.add_(gradient.to(master.device))
+
+
+# All parts together.
 
 
 # Models whose layers mix tokens by attention only, so that a row with shared prompts gives the same scores.

@@ -44,6 +44,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.model.experts import RowExperts
 
+# Attention inside each sequence of a row.
+
 _OURS = "nouscoder_"
 PACKED_ATTENTION = f"{_OURS}packed"
 # Padding inside a call of SDPA is at most 1 / 0.75 - 1 of the tokens, and 1 / 0.75^2 - 1 of the work.
@@ -288,6 +290,9 @@ def causal_mask(num_queries: int, num_keys: int, window: int | None, device: tor
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
+# Which models have packed rows.
+
+
 _PACKABLE = {"full_attention", "sliding_attention", "linear_attention"}
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
@@ -347,6 +352,9 @@ def attend_alone(model: PreTrainedModel) -> None:
     """Have the model use transformers' own attention, for rows of one sequence."""
     if packs(model):
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+
+
+# Rows of rollouts.
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,8 @@ class Objective(Protocol):
         """The terms of one micro-batch."""
 
 
+# Importance ratios from log-probabilities, by token and by rollout.
+
 # exp(20) is 4.9e8, far above any clip. Its products with advantages are finite in float32.
 MAX_LOG_RATIO = 20.0
 
@@ -190,6 +192,8 @@ def means_of_rollouts(values: Tensor, rollout_of_token: Tensor) -> Tensor:
     """The mean of `values` [tokens] over each token's rollout, repeated for each token, [tokens]."""
     return sums_of_rollouts(values, rollout_of_token) / lengths_of_rollouts(values, rollout_of_token)
 
+
+# PPO's clip.
 
 # Diagnostics that say which tokens lost their gradient to a clip, or kept it with a bounded factor.
 _CLIPS = ("clip_fraction_", "bounded_fraction_")
@@ -252,6 +256,9 @@ def clipped_tokens(inputs: LossInputs, diagnostics: Mapping[str, Diagnostic]) ->
     return acts
 
 
+# The shares of tokens.
+
+
 def shares_of_tokens(settings: ObjectiveSettings, inputs: LossInputs, counts: MinibatchCounts) -> Tensor:
     """The share of each token in the loss, [tokens], without gradient."""
     ones = torch.ones_like(inputs.old_logprobs)
@@ -261,6 +268,8 @@ def shares_of_tokens(settings: ObjectiveSettings, inputs: LossInputs, counts: Mi
         return ones / (counts.num_rollouts * lengths_of_rollouts(ones, inputs.rollout_of_token))
     return ones / (counts.num_rollouts * settings.divisor_tokens)
 
+
+# The weights of the correction.
 
 _OF_SEQUENCE = (CorrectionKind.SEQUENCE_TRUNCATED, CorrectionKind.SEQUENCE_MASKED)
 _MASKED = (CorrectionKind.TOKEN_MASKED, CorrectionKind.SEQUENCE_MASKED)
@@ -285,6 +294,9 @@ def correction_of(settings: CorrectionSection, inputs: LossInputs) -> tuple[Tens
     return ratios.clamp(max=settings.cap), {"mismatch_truncated": Diagnostic(ratios > settings.cap)}
 
 
+# The penalty of the reference policy.
+
+
 def reference_kl(estimator: KlEstimator, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """The estimate for each token, [tokens]."""
     difference = reference_logprobs - logprobs
@@ -294,6 +306,8 @@ def reference_kl(estimator: KlEstimator, logprobs: Tensor, reference_logprobs: T
         return difference**2 / 2
     return bounded_exp(difference) - 1 - difference
 
+
+# The loss.
 
 Settings = TypeVar("Settings", bound=ObjectiveSettings, covariant=True)
 

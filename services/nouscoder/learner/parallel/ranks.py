@@ -50,6 +50,8 @@ from transformers import PreTrainedModel
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.parallel.context_parallel import DistributedRow
 
+# The rendezvous of a group that begins, in its store.
+
 _LOOK_AGAIN_S = 0.05
 
 
@@ -93,6 +95,8 @@ def _wait_a_little(until: float, awaited: str) -> None:
         raise NobodyCame(f"{awaited} did not come in time: see its log, and start the group again")
     time.sleep(_LOOK_AGAIN_S)
 
+
+# Which rank this process is.
 
 _PORT = "29500"
 _ORDINAL = re.compile(r".*-(\d+)")
@@ -147,6 +151,8 @@ def _number(environment: Mapping[str, str], variable: str) -> int:
         raise Unusable(f"{variable} is {environment[variable][:100]!r}, which is not a number that a group can have")
     return value
 
+
+# The ranks, and tensors that are divided among them.
 
 Item = TypeVar("Item")
 

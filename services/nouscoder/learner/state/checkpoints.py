@@ -33,6 +33,8 @@ from nouscoder.learner.state.checkpoint import Checkpoint, PendingCheckpoint
 log = logging.getLogger(__name__)
 
 
+# Checkpoints that are kept apart from the newest ones.
+
 _SUFFIX = ".checkpoint"
 
 
@@ -43,6 +45,9 @@ def keep_checkpoint(kept: Path, checkpoint: Checkpoint) -> Path:
         for file in sorted(checkpoint.path.iterdir()):
             link_or_copy(file, part / file.name)
     return to
+
+
+# When checkpoints are written.
 
 
 # Checkpoints are retried after each batch. Saved batches protect the run meanwhile, but they fill the disk.

@@ -40,6 +40,8 @@ class RunFiles:
         return cls(run, policy, run / "checkpoints", run / "policies", run / "kept", run / "batches")
 
 
+# Which run a folder holds.
+
 FILE = "identity.json"
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 

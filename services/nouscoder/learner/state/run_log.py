@@ -29,6 +29,8 @@ from nouscoder.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.metrics.step import ScoredRollout, TrainedBatch, inspected
 from nouscoder.recorded_evaluations import RecordedEvaluations
 
+# A file of JSON lines.
+
 Line = dict[str, Any]
 
 
@@ -70,6 +72,9 @@ class LineFile:
 
 def _text(line: Line) -> str:
     return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+# The lines of a batch, and the three logs.
 
 
 Decode = Callable[[Sequence[int]], str]  # token ids -> text

@@ -114,6 +114,8 @@ class SavedBatches:
         return self.folder / f"{batch_id:08d}{_SUFFIX}"
 
 
+# The settings with which each batch was trained.
+
 _SETTINGS_SUFFIX = ".json"
 # All settings of the learner's section that the arithmetic of a step depends on, except device and number of threads.
 _ARITHMETIC = {

@@ -148,6 +148,8 @@ def ledger_record(ledger: Ledger) -> dict[str, Any]:
     return asdict(ledger) | {"balanced": ledger.balanced}
 
 
+# The events.
+
 TICK_S = 1.0
 LONGEST_S = 3600.0
 _BEAT_S = 10.0  # a comment at least this often shows that the other side is there

@@ -332,6 +332,9 @@ async def local_grader(
         await sandbox.close()
 
 
+# Math tests, beside the slots.
+
+
 class MathLane:
     """Grades the math tests of one grader, which need the CPU for a moment, and no sandbox.
 

@@ -198,6 +198,9 @@ class Arrivals:
             self._channel.send(_CLOSED.pack(self._num_closed))
 
 
+# The addresses.
+
+
 def bound_to(address: str, *, shared: bool = False) -> socket.socket:
     """A socket that has the address and does not listen. With `shared` other sockets of this user may listen there.
 

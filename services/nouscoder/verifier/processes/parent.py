@@ -43,6 +43,8 @@ from nouscoder.verifier.processes.share import Order, ProcessNumber, section_of
 from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
 from nouscoder.verifier.sandbox.cgroup import Groups
 
+# Whether a process hangs.
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _NS_PER_S = 1e9
 

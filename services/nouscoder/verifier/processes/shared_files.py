@@ -91,6 +91,8 @@ class SharedLedger:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
+# The runs in progress.
+
 _OWNER, _UNTIL, _REST, _HEAD = 0, 1, 2, 8  # words of 8 bytes
 _RUNNING, _BEGUN, _WORDS = 0, 1, 8  # of each process; a cache line, so that processes do not slow each other
 
