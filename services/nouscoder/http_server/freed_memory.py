@@ -41,5 +41,5 @@ async def return_freed_memory() -> None:
 
 
 def held_bytes() -> int:
-    """The memory of this process."""
+    """The resident memory of this process."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * PAGESIZE

@@ -117,8 +117,9 @@ def link_weights(to: Path, weights: Path) -> None:
 def compose_adapter(to: Path, adapter: Path, base: str, prompt: PromptSettings, card: str, trained: Path) -> None:
     """Write the folder `to`: the adapter, as PEFT loads it, of the policy named `base`, with `card` as README.md.
 
-    `prompt` is how its policy was asked, in the run `trained`. PEFT (0.21) takes the names of experts' matrices for
-    theirs alone: an adapter that has them elsewhere too is refused. Raises PolicyFilesMissing, StorageError, Unusable.
+    `prompt` is how its policy was asked, in the run `trained`. In a model with experts PEFT (0.21) loads
+    gate_proj, up_proj and down_proj into the experts only: an adapter that has them in other layers too is refused.
+    Raises PolicyFilesMissing, StorageError, Unusable.
     """
     weights, config = _there(_adapter_files(adapter))
     kinds = {".experts." in name for name in stored_tensors(weights) if _OF_EXPERTS.search(name)}

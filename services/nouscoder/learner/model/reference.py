@@ -54,7 +54,7 @@ def check_same_tokens(policy: Path, other: Path, role: str) -> PolicyTokenizer:
 
 
 def say_stdin() -> None:
-    """Answer a request on stdin, {"policy", "others": {role: folder}}, in JSON on stdout: {}, or {"fault"}."""
+    """Check each folder of a JSON request on stdin, {"policy", "others": {role: folder}}. Prints {} or {"fault"}."""
     request, answer = json.load(sys.stdin), {}
     try:
         for role, folder in request["others"].items():

@@ -84,9 +84,9 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         return self._reading_here(handler, self._budget.of_client(caller.share))
 
     def _reading_here(self, handler: _Handler, budget: MemoryBudget) -> _Handler:
-        """`handler`, with the one message of a call in the budget, and with malformed bytes as messages of a stream.
+        """A handler of streams that reads the messages and calls `handler`: only those start before a message is read.
 
-        It becomes a handler of streams, because only those start before a message has been read.
+        The one message of a call is counted in the budget. A malformed message becomes _Refused.
         """
         act: Any = handler.unary_unary or handler.unary_stream or handler.stream_stream
 

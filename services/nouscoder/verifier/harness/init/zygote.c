@@ -356,7 +356,7 @@ static void *stand_by(const struct settings *settings, struct sandbox *made) {
 /* Serve until the stream closes, which ends this process. Returns the assignment in a candidate's process. Returns NULL
  * with a Python exception (OSError) when a step fails. */
 void *nouscoder_serve(const struct settings *given) {
-    /* Copies, because drop_interpreter takes the originals away, and each process that read them would pay for a fault. */
+    /* Copies: drop_interpreter unmaps the originals, and each process that read them would have a page fault. */
     static struct settings own;
     static struct iovec parts[MAX_PARTS];
     const struct settings *settings = &own;
