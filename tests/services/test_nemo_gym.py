@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import resource
 import statistics
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,15 +19,17 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import CallTests, Profile, StdinTests, Submission, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
+from nouscoder.formats.sent_tests import NotTests
 from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.body import SMALL_BYTES
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.memory_budget import MemoryBudget, MemoryBudgetExceeded
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.verifier.api.compat import nemo_gym
-from nouscoder.verifier.api.compat.nemo_gym import MAX_ROLLOUTS, add_nemo_gym, aggregated
+from nouscoder.verifier.api.compat import gym_metrics, nemo_gym
+from nouscoder.verifier.api.compat.gym_metrics import MAX_ROLLOUTS, aggregated
+from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import QueueFull
-from nouscoder.verifier.grading.validation import InvalidSubmission
 
 PAIRS = {"inputs": ["1 2\n"], "outputs": ["3\n"], "fn_name": None}
 RIGHT, WRONG, LATE, CRASH = "```\nright\n```", "```\nwrong\n```", "```\nlate\n```", "```\ncrash\n```"
@@ -302,7 +305,7 @@ async def test_a_key_is_the_password_of_the_host() -> None:
 async def test_an_evaluation_of_any_size_is_counted_within_bounds_or_refused(sent: bytes) -> None:
     """One body of 53 MiB stalled everybody for 16.7 s and took 1.2 GB."""
     text = b'{"verify_responses":[' + b",".join([sent] * (MAX_ROLLOUTS + 1)) + b"]}"
-    with pytest.raises(InvalidSubmission, match=r"at most 100,000: send|more than 5,000,000 texts"):
+    with pytest.raises(NotTests, match=r"at most 100,000: send|more than 5,000,000 texts"):
         aggregated(text)
     few = b'{"verify_responses":[' + b",".join([b'{"reward":0.25,"x":[1]}', b'{"reward":1}']) + b"]}"
     assert json.loads(aggregated(few))["key_metrics"] == {
@@ -311,6 +314,32 @@ async def test_an_evaluation_of_any_size_is_counted_within_bounds_or_refused(sen
         "min/reward": 0.25,
         "std/reward": pytest.approx(statistics.stdev([0.25, 1])),
     }
+
+
+def test_a_long_body_is_counted_by_a_process_so_that_no_thread_waits_for_the_interpreter() -> None:
+    """Read by a thread of the service, it delayed /healthz by 2.1 s in the median."""
+    sent = [b'{"reward":%d,"_ng_task_index":%d}' % (number % 2, number) for number in range(20_000)]
+    text = b'{"verify_responses":[' + b",".join(sent) + b"]}"
+    before = [resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    answer = gym_metrics.of_any_size(text)
+    ours_s, theirs_s = (
+        resource.getrusage(who).ru_utime - used_s
+        for who, used_s in zip((resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN), before, strict=True)
+    )
+    assert ours_s < theirs_s / 4
+    assert answer == aggregated(text)
+    for wrong in (text[:-1], text.replace(b'"reward":1', b'"reward":"x"', 1)):
+        with pytest.raises(NotTests) as ours:
+            aggregated(wrong)
+        with pytest.raises(NotTests) as theirs:
+            gym_metrics.of_any_size(wrong)
+        assert (str(theirs.value), theirs.value.field) == (str(ours.value), ours.value.field)
+
+
+def test_a_long_body_that_cannot_be_read_within_its_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gym_metrics, "_MEMORY_BYTES", 0)
+    with pytest.raises(NotTests, match="within the limits of memory and time: send parts"):
+        gym_metrics.of_any_size(b'{"verify_responses":[]}' + b" " * SMALL_BYTES)
 
 
 async def test_bytes_that_are_declared_and_do_not_arrive_hold_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

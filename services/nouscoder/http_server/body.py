@@ -38,7 +38,8 @@ from nouscoder.http_server.memory_budget import charge_decoded
 READ_PATIENCE_S = 60.0
 _PART_PATIENCE_S = 60.0  # for the next part of a body that goes to the disk
 _FILE_PATIENCE_S = 3600.0  # for all of it
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LD_LIBRARY_PATH")  # of a process that decodes a body
+_NAMES = ("PATH", "PYTHONPATH", "LANG", "LD_LIBRARY_PATH")
+ENVIRONMENT = {name: os.environ[name] for name in _NAMES if name in os.environ}  # of a process that decodes a body
 _FLUSH_BYTES = 1024**2
 _UNWATCHED_S = 0.1  # most work ends sooner, and a task that watches for the client costs more than a timer
 
@@ -122,7 +123,7 @@ async def run_apart(module: str, *arguments: object, patience_s: float) -> tuple
         *(sys.executable, "-m", module, *map(str, arguments)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        env=ENVIRONMENT,
         start_new_session=True,
     )
     try:

@@ -19,9 +19,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import math
-import statistics
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,12 +31,12 @@ from nouscoder.domain.submission import CallTests, Profile, Submission, TestsRef
 from nouscoder.domain.verdict import RewardRule, Verdict, VerdictKind, reward_of_verdict
 from nouscoder.formats.json_values import ValueCount, json_bytes, json_value, with_whole_characters
 from nouscoder.formats.public_shapes import NOT_MET, unmet
-from nouscoder.formats.sent_tests import NotTests, fields_of, item_spans
+from nouscoder.formats.sent_tests import NotTests, fields_of
 from nouscoder.http_server.body import READ_PATIENCE_S, read_body, read_whole, too_slow, while_connected
 from nouscoder.http_server.fair_queue import OneThread
-from nouscoder.http_server.freed_memory import LARGE_BYTES
 from nouscoder.http_server.memory_budget import CLIENT_KEY, MemoryBudget, Reservation, add_answer
 from nouscoder.store.blobs import BlobsUnavailable
+from nouscoder.verifier.api.compat import gym_metrics
 from nouscoder.verifier.api.faults import AS_ELSEWHERE, Draining, fault
 from nouscoder.verifier.api.schema import bodies, parse_submission
 from nouscoder.verifier.api.streaming import NotGraded, judged, while_full
@@ -58,12 +55,7 @@ _LIMIT_S = 10  # for each test; code_gen's default
 _OURS = (QueueFull, Draining, NotGraded, BlobsUnavailable)
 _METADATA = "verifier_metadata"
 _TEXTS = ("output_text", "summary_text")  # not a refusal
-_COUNTED = ("_ng_task_index", "reward")
 _PARTS = 4  # times the bytes of a body, of all responses of an evaluation
-MAX_ROLLOUTS = 100_000
-_MOST_MARKS = 5_000_000  # begins of texts, lists and objects; each takes half a microsecond
-_MOST_REWARD = 1e100  # so that a square is finite
-_NUMBER_BYTES = 400  # as many digits as a float may have before its point, and more
 _CODES: Mapping[VerdictKind, bool | int] = {
     VerdictKind.ACCEPTED: True,
     VerdictKind.WRONG_ANSWER: -2,
@@ -162,7 +154,10 @@ def add_nemo_gym(
     @app.post("/aggregate_metrics", **AS_ELSEWHERE)
     async def aggregate_metrics(request: Request) -> Response:
         """Statistics of the rewards of a whole evaluation."""
-        answer = await aggregating.run(aggregated, await read_body(request, _PARTS * max_body_bytes))
+        try:
+            answer = await aggregating.run(gym_metrics.of_any_size, await read_body(request, _PARTS * max_body_bytes))
+        except NotTests as error:
+            raise InvalidSubmission(error.field, str(error)) from None
         await add_answer(request.scope, len(answer))
         return Response(answer, media_type="application/json")
 
@@ -316,51 +311,3 @@ def _mask(reason: str | None) -> dict[str, Any]:
     masked, kind = reason is not None, None if reason is None else "infrastructure"
     marks = {"mask_sample": masked, "failure_kind": kind, "failure_reason": reason}
     return marks | {"instance_config": {"mask_sample": masked}} | ({"_ng_failure_class": kind} if masked else {})
-
-
-def aggregated(body: bytes) -> bytes:
-    """The answer to /aggregate_metrics as JSON. Only the two fields that count are decoded.
-
-    Memory and time are bounded by MAX_ROLLOUTS and _MOST_MARKS. Raises InvalidSubmission.
-    """
-    tasks: dict[int, list[float]] = defaultdict(list)
-    pieces = (body[at : at + LARGE_BYTES] for at in range(0, len(body), LARGE_BYTES))
-    if sum(piece.count(mark) for piece in pieces for mark in (b"[", b"{", b'"')) > _MOST_MARKS:
-        raise InvalidSubmission("body", f"holds more than {_MOST_MARKS:,} texts, lists and objects: send fewer fields")
-    try:
-        begin, _ = dict(fields_of(body)).get("verify_responses", (0, 0))
-        if body[begin : begin + 1] != b"[":
-            raise InvalidSubmission("verify_responses", "must be a list")
-        for number, span in enumerate(item_spans(body, begin)):
-            if number == MAX_ROLLOUTS:
-                raise InvalidSubmission("verify_responses", f"may hold at most {MAX_ROLLOUTS:,}: send parts")
-            reward, task = _counted(body[slice(*span)])
-            tasks[task].append(reward)
-    except NotTests as error:
-        raise InvalidSubmission(error.field, str(error)) from None
-    groups = (json_bytes({"_ng_task_index": task, **_statistics(rewards)}) for task, rewards in sorted(tasks.items()))
-    found = json_bytes(_statistics([reward for rewards in tasks.values() for reward in rewards]) if tasks else {})
-    parts = (b'{"group_level_metrics":[', b",".join(groups), b'],"agent_metrics":', found, b',"key_metrics":', found)
-    return b"".join((*parts, b"}"))
-
-
-def _counted(response: bytes) -> tuple[float, int]:
-    """Reward and task of a response. Raises InvalidSubmission and NotTests."""
-    spans = {name: at for name, at in fields_of(response) if name in _COUNTED}
-    try:
-        values = {name: json_value(response[at : min(end, at + _NUMBER_BYTES)]) for name, (at, end) in spans.items()}
-        reward, task = float(values["reward"]), int(values.get("_ng_task_index", 0))
-        if abs(reward) <= _MOST_REWARD:  # not NaN
-            return reward, task
-    except (KeyError, TypeError, ValueError, OverflowError):
-        pass
-    why = "each must have a finite number as reward, and a whole one as _ng_task_index"
-    raise InvalidSubmission("verify_responses", why)
-
-
-def _statistics(rewards: list[float]) -> dict[str, float]:
-    mean = statistics.fmean(rewards)
-    squares = math.fsum((reward - mean) ** 2 for reward in rewards)
-    deviation = math.sqrt(squares / (len(rewards) - 1)) if len(rewards) > 1 else 0.0
-    named = {"mean": mean, "max": max(rewards), "min": min(rewards), "std": deviation}
-    return {f"{name}/reward": value for name, value in named.items()}
