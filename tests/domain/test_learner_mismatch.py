@@ -16,7 +16,7 @@ from nouscoder.learner.metrics.diagnostics import (
     StepDiagnostics,
     positions_in_rollouts,
 )
-from nouscoder.learner.objectives.base import LossInputs
+from nouscoder.objectives.base import LossInputs
 
 
 def inputs_of(rollouts: list[list[float]], num_versions: list[int] | None = None) -> LossInputs:

@@ -17,9 +17,8 @@ from tests.policies_with_experts import random_policy_with_experts, with_random_
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nouscoder.config import AdvantageSection, Config, ConfigError, LearnerSection, PolicySection, load_config
+from nouscoder.config import Config, ConfigError, LearnerSection, PolicySection, load_config
 from nouscoder.config.learner import ActivationCheckpointing
-from nouscoder.domain.advantage import Overlong
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.partial import PartialRollout, tokens_from
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
@@ -43,6 +42,7 @@ from nouscoder.learner.model.weights import load_model, stored_dtypes
 from nouscoder.learner.parallel.balance import active_parameters
 from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.advantage import AdvantageSection, Overlong
 from nouscoder.policy_folder.policy_tensors import merge_experts, routers_of, split_experts
 from nouscoder.policy_folder.weights_files import weights_files
 from nouscoder.store.rollout_record import decode_pieces, decode_rollout, encode_piece, encode_rollout

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import StorageError, numbered, whole_folder, write_whole
-from nouscoder.config import Config, DapoSettings, LearnerSection
+from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
@@ -34,6 +34,7 @@ from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointError, Chec
 from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
 from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatchError, SavedBatches
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.dapo import Dapo
 from nouscoder.policy_folder.policy_tensors import PolicyTensors
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of, weights_files
@@ -383,9 +384,9 @@ def test_the_settings_of_a_batch_are_those_of_the_first_time(tmp_path: Path) -> 
     kept, first = BatchSettings(tmp_path), LearnerSection(learning_rate=1e-3, threads=1)
     assert kept.kept(4, first) is None
     assert kept.fix(4, first) == first
-    changed = LearnerSection(learning_rate=5e-3, objective=DapoSettings(clip_high=0.4), threads=7)
+    changed = LearnerSection(learning_rate=5e-3, objective=Dapo(clip_high=0.4), threads=7)
     again = kept.fix(4, changed)
-    assert (again.learning_rate, again.objective, again.threads) == (1e-3, DapoSettings(), 7)
+    assert (again.learning_rate, again.objective, again.threads) == (1e-3, Dapo(), 7)
     assert kept.fix(5, changed) == changed
     kept.prune(5)
     assert (kept.kept(4, first), kept.kept(5, changed)) == (None, changed)

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.config import Config, DapoSettings, LearnerSection
+from nouscoder.config import Config, LearnerSection
 from nouscoder.learner.metrics import step as step_metrics
 from nouscoder.learner.metrics.step import TokenRecords, TrainedBatch, kept
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.dapo import Dapo
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.report.samples import read_rollouts, rollouts_page, write_rollouts_page
 
@@ -29,7 +30,7 @@ def trained(samples: int, microbatch_tokens: int = 100) -> TrainedBatch:
         learning_rate=0.1,
         microbatch_tokens=microbatch_tokens,
         samples_per_batch=samples,
-        objective=DapoSettings(),
+        objective=Dapo(),
     )
     return Trainer(random_policy(0), Config(learner=settings)).train_batch(random_batch(3, seed=1, policy_version=3))
 

@@ -17,7 +17,6 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, kinds_with, place_paths
 from nouscoder.config.broker import OF_A_STAGE, BrokerSection
 from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
 from nouscoder.config.learner import LearnerSection, SftSection
@@ -39,6 +38,7 @@ from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
 from nouscoder.errors import did_you_mean, plain_fault, why_unreadable
 from nouscoder.input_file import regular
+from nouscoder.sections import TAGS, ConfigError, Section, keys_of, kinds_with, place_paths
 
 # Keys that had another name before: old name -> name. The old ones are still read, so that the folders of earlier runs
 # and the files of users go on.

@@ -19,11 +19,11 @@ from nouscoder.config import Config
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.model.reference import reference_policy
 from nouscoder.learner.model.weights import empty_model, load_model, stored_dtypes, trained_weights
-from nouscoder.learner.objectives.base import Objective
 from nouscoder.learner.parallel.ranks import Ranks, own_part
 from nouscoder.learner.state.checkpoint import Checkpoint, restore, verified_checkpoint
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.base import Objective
 
 # A new run that begins with the checkpoint of another run.
 

@@ -30,8 +30,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from nouscoder.learner.objectives.base import MAX_LOG_RATIO, Diagnostic, LossInputs, Reduction, bounded_ratio
 from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.objectives.base import MAX_LOG_RATIO, Diagnostic, LossInputs, Reduction, bounded_ratio
 
 # The mismatch of sampler and learner.
 

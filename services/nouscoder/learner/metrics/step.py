@@ -24,15 +24,16 @@ from typing import Any
 import torch
 
 from nouscoder.atomic_files import numbered, remove, write_whole
-from nouscoder.config import AdvantageSection
-from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages, has_signal
 from nouscoder.domain.batch import Batch, CompletedGroups, GradedRollout
 from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded, repeated_share
 from nouscoder.domain.rollout import Rollout
+from nouscoder.domain.signal import has_signal
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind, group_length_rewards
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs, bounded_ratio, clipped_tokens
 from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.objectives.advantage import AdvantageSection, Estimator, Overlong, batch_advantages, group_advantages
+from nouscoder.objectives.base import Diagnostic, LossInputs, bounded_ratio
+from nouscoder.objectives.clip import clipped_tokens
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 
 # What a step does with each token of a few rollouts: ratios and clips, for the viewer of rollouts.

@@ -21,10 +21,10 @@ import torch
 from transformers import PreTrainedModel
 
 from nouscoder.config import LearnerSection, RewardModelSection
-from nouscoder.domain.advantage import has_signal
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.estimates import correlation
 from nouscoder.domain.rollout import Rollout
+from nouscoder.domain.signal import has_signal
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.weights import load_model
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
