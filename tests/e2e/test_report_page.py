@@ -362,7 +362,8 @@ def trained_batch() -> TrainedBatch:
     import torch
 
     from nouscoder.learner.metrics.diagnostics import StepDiagnostics
-    from nouscoder.learner.metrics.step import ScoredRollout, StepMetrics, TrainedBatch, statistics_of
+    from nouscoder.learner.metrics.step import StepMetrics, TrainedBatch
+    from nouscoder.learner.scoring import ScoredRollout, statistics_of
     from nouscoder.objectives.base import LossInputs, MinibatchCounts
     from nouscoder.objectives.dapo import Dapo
     from nouscoder.objectives.loss import SurrogateLoss

@@ -40,7 +40,7 @@ from nouscoder.learner.model.synthetic import (
 )
 from nouscoder.learner.model.weights import load_model, stored_dtypes
 from nouscoder.learner.parallel.balance import active_parameters
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.advantage import AdvantageSection, Overlong
 from nouscoder.policy_folder.policy_tensors import merge_experts, routers_of, split_experts

@@ -19,9 +19,9 @@ from nouscoder.domain.batch import Batch
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
-from nouscoder.learner.metrics.step import ScoredRollout, score
 from nouscoder.learner.model.synthetic import random_batch, random_policy
-from nouscoder.learner.state.checkpoint import CheckpointStore, Progress, restore
+from nouscoder.learner.scoring import ScoredRollout, score
+from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress, restore
 from nouscoder.learner.trainer import Trainer, learning_rate_factor
 from nouscoder.objectives.advantage import AdvantageSection, Estimator, Overlong
 from nouscoder.objectives.registry import PUBLISHED

@@ -29,8 +29,8 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.model.weights import load_model, put_weights, weights_of
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
-from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.checkpoint_store import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
 from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatchError, SavedBatches
 from nouscoder.learner.trainer import Trainer
@@ -179,14 +179,14 @@ def test_safetensors_error_about_a_full_disk_gives_the_same_sentence(
     def full(*_: Any) -> None:  # its message on a full tmpfs
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("nouscoder.learner.publication.published.save_file", full)
+    monkeypatch.setattr("nouscoder.learner.publication.publisher.save_file", full)
     with pytest.raises(StorageError, match=r"the disk is full: .*/00000002 was not written"):
         publish(PolicyPublisher(tmp_path, keep=2), random_policy(0), 2, 2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_dcps_error_about_a_full_disk_gives_the_same_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nouscoder.learner.state.checkpoint.FileSystemWriter.write_data", disk_full)
+    monkeypatch.setattr("nouscoder.learner.state.checkpoint_store.FileSystemWriter.write_data", disk_full)
     pending = CheckpointStore(tmp_path, keep=1).begin(trained_trainer(), Progress(2, 0))
     with pytest.raises(StorageError, match=r"the disk is full: .*/00000002 was not written"):
         pending.finish()
@@ -204,7 +204,7 @@ def test_a_checkpoint_holds_the_state_at_its_beginning_while_training_continues(
         assert trained_on.wait(60)
         return written(*arguments)
 
-    monkeypatch.setattr("nouscoder.learner.state.checkpoint.FileSystemWriter.write_data", late)
+    monkeypatch.setattr("nouscoder.learner.state.checkpoint_store.FileSystemWriter.write_data", late)
     store, trainer = CheckpointStore(tmp_path, keep=2), trained_trainer()
     expected = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     pending = store.begin(trainer, Progress(2, 0))

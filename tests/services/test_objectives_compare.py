@@ -14,7 +14,7 @@ from nouscoder.config import Config, LearnerSection, RunSection, dump_config
 from nouscoder.domain.batch import RecordedBatch, RecordedRollout
 from nouscoder.learner.compare import Comparison, compare
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.registry import PUBLISHED

@@ -279,7 +279,7 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), folder: Path |
     """Read a file and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
 
     A file whose name ends in .json is JSON, any other is TOML. Relative paths of the file start at `folder`, by default
-    its own, those of an override at the working directory (config/base.py). Raises ConfigError with a sentence for each
+    its own, those of an override at the working directory (sections.py). Raises ConfigError with a sentence for each
     fault.
     """
     tree = with_overrides(read_given(path, folder=folder).file, overrides, place="" if path is None else f"{path}: ")

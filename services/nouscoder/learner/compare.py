@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 from nouscoder.config import Config, LearnerSection, load_config
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import Unusable
-from nouscoder.learner.metrics.step import score
 from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
 from nouscoder.learner.model.packing import pack, row_budget
 from nouscoder.learner.model.weights import empty_model, load_model, put_weights
-from nouscoder.learner.publication.published import version_folder
+from nouscoder.learner.publication.publisher import version_folder
+from nouscoder.learner.scoring import score
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.trainer import counts_of, loss_inputs
 from nouscoder.objectives.base import LossInputs, Objective, ObjectiveTerms

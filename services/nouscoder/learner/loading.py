@@ -20,7 +20,7 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.model.reference import reference_policy
 from nouscoder.learner.model.weights import empty_model, load_model, stored_dtypes, trained_weights
 from nouscoder.learner.parallel.ranks import Ranks, own_part
-from nouscoder.learner.state.checkpoint import Checkpoint, restore, verified_checkpoint
+from nouscoder.learner.state.checkpoint_store import Checkpoint, restore, verified_checkpoint
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.base import Objective

@@ -35,9 +35,10 @@ from nouscoder.learner.model.weights import adapter_weights, stored_dtypes, weig
 from nouscoder.learner.parallel.rank_messages import Listener, RankMessage, RankMessageKind
 from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.publication.by_ranks import own_rows, write_own_rows
-from nouscoder.learner.publication.published import NoSuchPolicyFile, PolicyFiles, chunks, version_folder
-from nouscoder.learner.publication.publisher import NotInMemory, PolicySender, TooManyTransfers
-from nouscoder.learner.state.checkpoint import CheckpointStore, PartOfCheckpoint, begin_part
+from nouscoder.learner.publication.policy_files import NoSuchPolicyFile, PolicyFiles, chunks
+from nouscoder.learner.publication.publisher import version_folder
+from nouscoder.learner.publication.sender import NotInMemory, PolicySender, TooManyTransfers
+from nouscoder.learner.state.checkpoint_store import CheckpointStore, PartOfCheckpoint, begin_part
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
 from nouscoder.learner.trainer import Trainer, TrainingInterrupted

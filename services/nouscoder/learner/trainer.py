@@ -28,16 +28,7 @@ from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.metrics.diagnostics import StepDiagnostics
-from nouscoder.learner.metrics.step import (
-    ScoredRollout,
-    StepMetrics,
-    TokenTraces,
-    TrainedBatch,
-    inspected,
-    minibatches,
-    score,
-    statistics_of,
-)
+from nouscoder.learner.metrics.step import StepMetrics, TokenTraces, TrainedBatch
 from nouscoder.learner.model.computation import Computation
 from nouscoder.learner.model.logprobs import Scorer, TokenScores
 from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack_row, row_budget
@@ -45,6 +36,7 @@ from nouscoder.learner.model.reference import ModelRewards
 from nouscoder.learner.optimizer import optimizer_of
 from nouscoder.learner.parallel.balance import Cost, rounds
 from nouscoder.learner.parallel.ranks import Ranks, whole
+from nouscoder.learner.scoring import ScoredRollout, inspected, minibatches, score, statistics_of
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.objectives.base import LossInputs, MinibatchCounts, Objective
 from nouscoder.objectives.loss import SharedTerms

@@ -23,8 +23,8 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.model.weights import stored_dtypes
 from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
-from nouscoder.learner.state.checkpoint import CheckpointStore, Progress, begin_part
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress, begin_part
 from nouscoder.learner.state.first_policy import require_first_policy
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import Line, LineFile

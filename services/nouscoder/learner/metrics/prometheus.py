@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nouscoder.learner.metrics.step import BatchStatistics, TrainedBatch
+from nouscoder.learner.metrics.step import TrainedBatch
+from nouscoder.learner.scoring import BatchStatistics
 from nouscoder.recorded_evaluations import Figures, RecordedEvaluations
 
 _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import naming_storage_faults, write_whole
-from nouscoder.learner.metrics.step import ScoredRollout, TrainedBatch, inspected
+from nouscoder.learner.metrics.step import TrainedBatch
+from nouscoder.learner.scoring import ScoredRollout, inspected
 from nouscoder.recorded_evaluations import RecordedEvaluations
 
 # A file of JSON lines.
