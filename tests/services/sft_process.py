@@ -18,7 +18,7 @@ from typing import Any
 
 from nouscoder.config import load_config
 from nouscoder.learner.state import checkpoint_store
-from nouscoder.learner.state.run_log import LineFile
+from nouscoder.learner.state.line_file import LineFile
 from nouscoder.run.folder import RunFolder
 from nouscoder.sft import training
 from nouscoder.sft.run import fine_tune

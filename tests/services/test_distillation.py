@@ -19,7 +19,7 @@ from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.learner.loading import trainer_at
-from nouscoder.learner.model.packing import PACKED_ATTENTION
+from nouscoder.learner.model.packed_attention import PACKED_ATTENTION
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.correction import CorrectionKind, CorrectionSection

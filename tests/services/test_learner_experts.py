@@ -29,7 +29,7 @@ from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.partials import ResumableSampler
-from nouscoder.learner.model.computation import checkpoint_activations
+from nouscoder.learner.model.decoder_layers import checkpoint_activations
 from nouscoder.learner.model.experts import replay_experts
 from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import MicroBatch, pack_row
@@ -39,7 +39,7 @@ from nouscoder.learner.model.synthetic import (
     write_policy_folder,
 )
 from nouscoder.learner.model.weights import load_model, stored_dtypes
-from nouscoder.learner.parallel.balance import active_parameters
+from nouscoder.learner.parallel.operations import active_parameters
 from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.advantage import AdvantageSection, Overlong

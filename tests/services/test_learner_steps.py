@@ -22,7 +22,7 @@ from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.scoring import ScoredRollout, score
 from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress, restore
-from nouscoder.learner.trainer import Trainer, learning_rate_factor
+from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.advantage import AdvantageSection, Estimator, Overlong
 from nouscoder.objectives.registry import PUBLISHED
 
@@ -67,7 +67,7 @@ def with_finish(batch: Batch, finish: dict[int, FinishReason]) -> Batch:
 
 def test_the_rate_warms_up_then_falls_by_a_cosine_to_its_floor() -> None:
     schedule = ScheduleSection.model_validate({"warmup_steps": 4, "decay": "cosine", "decay_steps": 104, "floor": 0.1})
-    rates = [learning_rate_factor(schedule, step) for step in range(120)]
+    rates = [schedule.factor(step) for step in range(120)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert rates[54] == pytest.approx(0.1 + 0.9 / 2), "half way"
     assert rates[79] == pytest.approx(0.1 + 0.9 * (1 + math.cos(0.75 * math.pi)) / 2)

@@ -30,9 +30,10 @@ from nouscoder.errors import Unusable
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.model.weights import load_model, put_weights, weights_of
 from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.batch_settings import BatchSettings
 from nouscoder.learner.state.checkpoint_store import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
-from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatchError, SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatchError, SavedBatches
 from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.dapo import Dapo
 from nouscoder.policy_folder.policy_tensors import PolicyTensors

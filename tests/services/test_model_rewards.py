@@ -13,7 +13,7 @@ from torch import nn
 from nouscoder.config import Config, LearnerSection, RewardModelSection, RunSection
 from nouscoder.config.run import PolicySection
 from nouscoder.errors import Unusable
-from nouscoder.learner.model.reference import ModelRewards, whitened
+from nouscoder.learner.model.reward_scores import ModelRewards, whitened
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.scoring import score
 from nouscoder.learner.trainer import Trainer

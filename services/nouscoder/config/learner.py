@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -139,6 +140,19 @@ class ScheduleSection(Section):
             yield "cosine needs decay_steps above warmup_steps"
         if self.decay is DecayKind.CONSTANT and (self.decay_steps or self.floor):
             yield "decay_steps and floor are for decay cosine"
+
+    def factor(self, step: int) -> float:
+        """The factor on learner.learning_rate for the step after `step` steps, in (0, 1].
+
+        Warm-up: (step + 1) / (warmup_steps + 1). Cosine (Loshchilov and Hutter, arXiv 1608.03983, equation 5): from 1
+        at the end of the warm-up to `floor` at decay_steps, and `floor` after it.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.decay is DecayKind.CONSTANT:
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
+        return self.floor + (1.0 - self.floor) * (1.0 + math.cos(math.pi * done)) / 2.0
 
 
 class LearnerSection(ServiceSection):

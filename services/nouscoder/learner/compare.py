@@ -21,7 +21,8 @@ from nouscoder.domain.batch import Batch
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
-from nouscoder.learner.model.packing import pack, row_budget
+from nouscoder.learner.model.packed_attention import row_budget
+from nouscoder.learner.model.packing import pack
 from nouscoder.learner.model.weights import empty_model, load_model, put_weights
 from nouscoder.learner.publication.publisher import version_folder
 from nouscoder.learner.scoring import score

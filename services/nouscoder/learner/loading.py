@@ -25,8 +25,6 @@ from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.base import Objective
 
-# A new run that begins with the checkpoint of another run.
-
 _KEY = "learner.first_checkpoint"
 
 
@@ -54,9 +52,6 @@ def _rounds_to(weight: Tensor, first: Tensor, stored: torch.dtype | None) -> boo
     if stored is None:  # the folder divides it among several tensors
         return True
     return torch.equal(own_part(weight).to(stored).to(first.dtype), own_part(first))
-
-
-# Trainers of a run.
 
 
 def prepare_thread(num_threads: int) -> None:

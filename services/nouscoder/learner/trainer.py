@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from nouscoder.config import Config, DecayKind, LearnerSection, ScheduleSection
+from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError
@@ -31,8 +31,9 @@ from nouscoder.learner.metrics.diagnostics import StepDiagnostics
 from nouscoder.learner.metrics.step import StepMetrics, TokenTraces, TrainedBatch
 from nouscoder.learner.model.computation import Computation
 from nouscoder.learner.model.logprobs import Scorer, TokenScores
-from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack_row, row_budget
-from nouscoder.learner.model.reference import ModelRewards
+from nouscoder.learner.model.packed_attention import row_budget
+from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack_row
+from nouscoder.learner.model.reward_scores import ModelRewards
 from nouscoder.learner.optimizer import optimizer_of
 from nouscoder.learner.parallel.balance import Cost, rounds
 from nouscoder.learner.parallel.ranks import Ranks, whole
@@ -41,25 +42,6 @@ from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.objectives.base import LossInputs, MinibatchCounts, Objective
 from nouscoder.objectives.loss import SharedTerms
 from nouscoder.objectives.registry import objective_of
-
-# The learning rate of each step: linear warm-up, then constant or a cosine down to a floor.
-
-
-def learning_rate_factor(schedule: ScheduleSection, step: int) -> float:
-    """The factor on learner.learning_rate for the step after `step` steps, in (0, 1].
-
-    Warm-up: (step + 1) / (warmup_steps + 1). Cosine (Loshchilov and Hutter, arXiv 1608.03983, equation 5): from 1 at
-    the end of the warm-up to `floor` at decay_steps, and `floor` after it.
-    """
-    if step < schedule.warmup_steps:
-        return (step + 1) / (schedule.warmup_steps + 1)
-    if schedule.decay is DecayKind.CONSTANT:
-        return 1.0
-    done = min(1.0, (step - schedule.warmup_steps) / (schedule.decay_steps - schedule.warmup_steps))
-    return schedule.floor + (1.0 - schedule.floor) * (1.0 + math.cos(math.pi * done)) / 2.0
-
-
-# The loop over one batch.
 
 
 class TrainingError(NousCoderError):
@@ -276,7 +258,7 @@ class Trainer:
         norm = self._clip_gradient(loss) if minibatch.parts else 0.0
         limit = self._settings.skip_gradient_norm
         skipped = not minibatch.parts or (limit > 0 and norm > limit)
-        rate = self._settings.learning_rate * learning_rate_factor(self._settings.schedule, self.step)
+        rate = self._settings.learning_rate * self._settings.schedule.factor(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if not skipped:

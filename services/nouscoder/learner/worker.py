@@ -37,7 +37,7 @@ from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.metrics.prometheus import LearnerMetrics, WaitReason
 from nouscoder.learner.metrics.step import TrainedBatch
 from nouscoder.learner.model.computation import compute_dtype
-from nouscoder.learner.parallel.balance import flops_of_sums, measured_peak_flops
+from nouscoder.learner.parallel.operations import flops_of_sums, measured_peak_flops
 from nouscoder.learner.publication.publication import Publication
 from nouscoder.learner.publication.sender import PolicySender
 from nouscoder.learner.recovery import Recovery

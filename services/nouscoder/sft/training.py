@@ -26,8 +26,8 @@ from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress, begin_part
 from nouscoder.learner.state.first_policy import require_first_policy
+from nouscoder.learner.state.line_file import Line, LineFile
 from nouscoder.learner.state.run_files import RunFiles
-from nouscoder.learner.state.run_log import Line, LineFile
 from nouscoder.learner.trainer import TrainingInterrupted
 from nouscoder.objectives.advantage import AdvantageSection
 from nouscoder.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms

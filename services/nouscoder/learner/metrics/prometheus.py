@@ -198,7 +198,7 @@ class LearnerMetrics:
         self._policy_version.set(policy_version)
 
     def trained(self, batch: TrainedBatch, flops: float, peak_flops: float) -> None:
-        """Show a batch. `flops` are the operations of its steps (balance.py), `peak_flops` those of all devices."""
+        """Show a batch. `flops` are the operations of its steps (operations.py), `peak_flops` those of all devices."""
         self._steps.inc(len(batch.steps))
         self._skipped.inc(sum(step.skipped for step in batch.steps))
         self._last_step.set(time.time())
