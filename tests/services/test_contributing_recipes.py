@@ -113,7 +113,7 @@ def language(copy: Copy) -> None:
     copy.replace(f"{SERVICES}/domain/prompt.py", '"ruby", "r"), "#")', '"ruby", "r", "awk"), "#")')
     copy.after(f"{SERVICES}/doctor/host.py", "_PACKAGES = {\n", '    "awk": "mawk",\n')
     copy.after("tests/domain/test_verifier_languages.py", "    interpreted = {", '"awk", ')
-    copy.after("tests/services/test_harness_languages.py", "\nECHO = {", f"\n{echo.rstrip()}")
+    copy.after("tests/services/test_harness_languages.py", "# prints its input doubled, then its arguments\n", echo)
 
 
 def importer(copy: Copy) -> None:
