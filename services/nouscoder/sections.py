@@ -170,7 +170,8 @@ def keys_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Key]
         for key in found if inner else [Key((*path, name), field)]:
             if chooser is not None and key.path == (*path, name, chooser.key):
                 key = Key(key.path, copy(key.field))
-                key.field.annotation = typing.Literal[tuple(chooser.names(field.annotation))]
+                names = tuple(chooser.names(field.annotation))
+                key.field.annotation = typing.cast("type[Any]", typing.Literal[names])
             if key.path not in seen:
                 seen.add(key.path)
                 yield key

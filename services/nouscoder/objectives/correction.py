@@ -82,10 +82,11 @@ class CorrectionSection(Section):
 
     def users_function(self) -> UsersCorrection:
         """The function of kind entry_point. Raises Unusable."""
-        function: UsersCorrection = load_entry_point("learner.correction.entry_point", self.entry_point)
+        function = load_entry_point("learner.correction.entry_point", self.entry_point)
         if not callable(function):
             raise Unusable(f"learner.correction.entry_point {self.entry_point!r} is not a function")
-        return function
+        weights: UsersCorrection = function
+        return weights
 
     def weights(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Diagnostic]]:
         """(weights [tokens], which stand outside the clip; diagnostics over tokens).
