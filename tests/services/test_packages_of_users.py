@@ -103,7 +103,7 @@ def objective(config: Config) -> Objective:
 
 
 INPUTS = LossInputs(
-    logprobs=torch.tensor([-1.0, -1.5, -0.5], dtype=torch.float64, requires_grad=True),
+    logprobs=torch.tensor([-1.0, -1.5, -0.5], dtype=torch.float64),
     old_logprobs=torch.tensor([-1.1, -1.4, -0.7], dtype=torch.float64),
     sampler_logprobs=torch.tensor([-1.2, -1.4, -0.6], dtype=torch.float64),
     advantages=torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64),
