@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.tokens import ExpertChoices
-from nouscoder.learner.model.packing import PACKED_ATTENTION
+from nouscoder.learner.model.packed_attention import PACKED_ATTENTION
 from nouscoder.policy_folder.policy_tensors import routers_of
 
 

@@ -1,4 +1,4 @@
-"""A learner of several pods: each workload tells every process its rank, as learner/parallel/ranks.py reads it."""
+"""A learner of several pods: each workload tells every process its rank (learner/parallel/process_rank.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 from tests.redis_process import free_port
 
-from nouscoder.learner.parallel.ranks import ProcessRank, process_rank
+from nouscoder.learner.parallel.process_rank import ProcessRank, process_rank
 
 if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig

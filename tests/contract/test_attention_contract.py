@@ -21,16 +21,9 @@ from transformers import AttentionInterface
 
 from nouscoder.config import Attention
 from nouscoder.learner.model import attention
-from nouscoder.learner.model.attention import (
-    FA2_VARLEN,
-    SDPA_VARLEN,
-    TORCH_VARLEN,
-    chosen,
-    head_groups,
-    use_attention,
-    why_not,
-)
-from nouscoder.learner.model.packing import PACKED_ATTENTION, RowLayout, Segments
+from nouscoder.learner.model.attention import chosen, use_attention, why_not
+from nouscoder.learner.model.kernels import FA2_VARLEN, SDPA_VARLEN, TORCH_VARLEN, head_groups
+from nouscoder.learner.model.packed_attention import PACKED_ATTENTION, RowLayout, Segments
 from nouscoder.learner.model.synthetic import random_policy
 
 FUNCTIONS: Any = AttentionInterface._global_mapping
@@ -59,7 +52,7 @@ ON_GPU = [Backend(name, CUDA, torch.bfloat16, 2e-2) for name in (PACKED_ATTENTIO
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     found: Backend = request.param
     if found.device is CPU:
-        monkeypatch.setattr("nouscoder.learner.model.attention.varlen_attn", varlen_attn_on_cpu)
+        monkeypatch.setattr("nouscoder.learner.model.kernels.varlen_attn", varlen_attn_on_cpu)
         monkeypatch.setitem(sys.modules, "flash_attn", flash_attn_in_loops())
     elif not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
@@ -155,8 +148,8 @@ def test_without_a_layout_each_row_is_one_sequence(backend: Backend) -> None:
 
 def test_heads_in_several_calls_of_the_kernel_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the backward pass would leave processors of a GPU without work."""
-    monkeypatch.setattr("nouscoder.learner.model.attention.varlen_attn", varlen_attn_on_cpu)
-    monkeypatch.setattr("nouscoder.learner.model.attention._head_groups", lambda query, *_: (2, 2))
+    monkeypatch.setattr("nouscoder.learner.model.kernels.varlen_attn", varlen_attn_on_cpu)
+    monkeypatch.setattr("nouscoder.learner.model.kernels._head_groups", lambda query, *_: (2, 2))
     ends = [*accumulate(LENGTHS)]
     check(EXACT[2], RowLayout.of(LENGTHS, CPU), (ends, ends))
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nouscoder.domain.advantage import Estimator, batch_advantages, group_advantages, has_signal
+from nouscoder.domain.signal import has_signal
+from nouscoder.objectives.advantage import Estimator, batch_advantages, group_advantages
 
 rewards_of_a_group = st.lists(st.integers(-8, 8).map(lambda eighths: eighths / 8), min_size=2, max_size=16)
 

@@ -51,7 +51,14 @@ def test_stubs_are_imported_by_rpc_and_service_modules_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["nouscoder.verifier", "nouscoder.verifier.service", "nouscoder.broker.serving", "nouscoder.cli"]
+    "module",
+    [
+        "nouscoder.verifier",
+        "nouscoder.verifier.service",
+        "nouscoder.broker.serving",
+        "nouscoder.cli",
+        "nouscoder.objectives.registry",
+    ],
 )
 def test_light_modules_load_neither_torch_nor_transformers(module: str) -> None:
     code = f"import {module}, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"

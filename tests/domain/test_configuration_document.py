@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import Config, load_config
-from nouscoder.config.base import keys_of
+from nouscoder.sections import keys_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 

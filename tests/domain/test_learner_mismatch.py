@@ -9,14 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nouscoder.learner.metrics.diagnostics import (
-    POSITIONS,
-    VERSIONS,
-    MismatchFigures,
-    StepDiagnostics,
-    positions_in_rollouts,
-)
-from nouscoder.learner.objectives.base import LossInputs
+from nouscoder.learner.metrics.diagnostics import StepDiagnostics
+from nouscoder.learner.metrics.mismatch import POSITIONS, VERSIONS, MismatchFigures, positions_in_rollouts
+from nouscoder.objectives.base import LossInputs
 
 
 def inputs_of(rollouts: list[list[float]], num_versions: list[int] | None = None) -> LossInputs:

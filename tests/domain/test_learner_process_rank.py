@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nouscoder.errors import Unusable
-from nouscoder.learner.parallel.ranks import ProcessRank, process_rank
+from nouscoder.learner.parallel.process_rank import ProcessRank, process_rank
 
 GROUP = {"WORLD_SIZE": "4", "MASTER_ADDR": "learner-0.learner"}
 LWS = {"LWS_LEADER_ADDRESS": "lws-0.lws.default", "LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "3"}

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.config import DapoSettings
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, bounded_ratio
-from nouscoder.learner.objectives.registry import ClippedTokens
+from nouscoder.objectives.base import LossInputs, MinibatchCounts, bounded_ratio
+from nouscoder.objectives.dapo import Dapo
+from nouscoder.objectives.loss import SurrogateLoss
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def run(
         entropies=torch.zeros(len(tokens), dtype=torch.float64),
         accepted=torch.zeros(len(tokens), dtype=torch.bool),
     )
-    terms = ClippedTokens(DapoSettings())(inputs, counts or MinibatchCounts(len(tokens), len(tokens), 0))
+    terms = SurrogateLoss(Dapo())(inputs, counts or MinibatchCounts(len(tokens), len(tokens), 0))
     torch.autograd.backward(terms.loss)
     assert new.grad is not None
     clipped = [terms.diagnostics[f"clip_fraction_{side}"].values for side in ("low", "high")]
@@ -97,7 +97,7 @@ def test_truncated_importance_weight_is_a_factor_without_gradient_and_outside_th
     old = torch.tensor([-1.5], requires_grad=True)
     one = torch.ones(1)
     inputs = LossInputs(-one, old.detach(), -2 * one, one, torch.zeros(1).long(), one, one.bool())
-    assert not ClippedTokens(DapoSettings())(inputs, MinibatchCounts(1, 1, 0)).loss.requires_grad
+    assert not SurrogateLoss(Dapo())(inputs, MinibatchCounts(1, 1, 0)).loss.requires_grad
 
 
 def test_tokens_of_overlong_rollouts_count_in_the_denominator() -> None:

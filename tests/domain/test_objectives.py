@@ -16,27 +16,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.config import (
-    Aggregation,
-    CispoSettings,
-    CorrectionKind,
-    CorrectionSection,
-    DapoSettings,
-    DistillationSettings,
-    EntropySection,
-    GppoSettings,
-    GrpoSettings,
-    GspoSettings,
-    KlEstimator,
-    LearnerSection,
-    ObjectiveSettings,
-    PpoSettings,
-    Proximal,
-    ReferenceKlSection,
-    ReinforcePlusPlusSettings,
-)
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, SharedTerms
-from nouscoder.learner.objectives.registry import OBJECTIVES, PUBLISHED, objective_of
+from nouscoder.config import LearnerSection
+from nouscoder.objectives.aggregation import Aggregation
+from nouscoder.objectives.base import LossInputs, MinibatchCounts
+from nouscoder.objectives.cispo import Cispo
+from nouscoder.objectives.correction import CorrectionKind, CorrectionSection
+from nouscoder.objectives.dapo import Dapo
+from nouscoder.objectives.distillation import Distillation
+from nouscoder.objectives.entropy import EntropySection
+from nouscoder.objectives.entry_point import EntryPointObjective
+from nouscoder.objectives.gppo import Gppo
+from nouscoder.objectives.grpo import Grpo
+from nouscoder.objectives.gspo import Gspo
+from nouscoder.objectives.loss import ObjectiveSection, SharedTerms, SurrogateLoss
+from nouscoder.objectives.ppo import Ppo, Proximal
+from nouscoder.objectives.reference_kl import KlEstimator, ReferenceKlSection
+from nouscoder.objectives.registry import OBJECTIVES, PUBLISHED, objective_of
+from nouscoder.objectives.reinforce_plus_plus import ReinforcePlusPlus
 
 BONUS = 0.3  # the entropy coefficient that the trainer would give
 
@@ -65,7 +61,7 @@ class Row:
 class Case:
     """An objective with all its settings."""
 
-    objective: ObjectiveSettings
+    objective: Any  # an ObjectiveSection
     shared: SharedTerms
 
 
@@ -130,18 +126,18 @@ def gain_of(case: Case, row: Row, index: int, anchor: Row) -> tuple[float, list[
     objective, token, fixed, size = case.objective, row.tokens[index], anchor.tokens[index], len(row.tokens)
     slopes = [0.0] * size
     log_ratio = token.new - token.old
-    if isinstance(objective, GspoSettings):
+    if isinstance(objective, Gspo):
         mean = 0.0
         for other in row.tokens:
             mean += (other.new - other.old) / size
         gain, slope = clipped_gain(objective, mean, row.advantage)
         return gain, [slope / size] * size
-    if isinstance(objective, CispoSettings):
+    if isinstance(objective, Cispo):
         weight = math.exp(bound(fixed.new - fixed.old))
         weight = min(max(weight, 1 - objective.clip_low), 1 + objective.clip_high)
         slopes[index] = weight * row.advantage
         return weight * row.advantage * token.new, slopes
-    if isinstance(objective, GppoSettings):
+    if isinstance(objective, Gppo):
         held = math.exp(bound(fixed.new - fixed.old))
         for outside, limit in (
             (row.advantage < 0 and held < 1 - objective.clip_low, objective.beta_low * (1 - objective.clip_low)),
@@ -156,12 +152,12 @@ def gain_of(case: Case, row: Row, index: int, anchor: Row) -> tuple[float, list[
         gain = math.exp(bound(log_ratio)) * row.advantage
         slopes[index] = gain if -20.0 <= log_ratio <= 20.0 else 0.0
         return gain, slopes
-    if isinstance(objective, DistillationSettings):
+    if isinstance(objective, Distillation):
         wanted = token.reference - token.old + objective.reward_weight * row.advantage
         gain = math.exp(bound(log_ratio)) * wanted
         slopes[index] = gain if -20.0 <= log_ratio <= 20.0 else 0.0
         return gain, slopes
-    if isinstance(objective, PpoSettings) and objective.proximal is Proximal.SAMPLER:
+    if isinstance(objective, Ppo) and objective.proximal is Proximal.SAMPLER:
         log_ratio = token.new - token.sampler
     gain, slopes[index] = clipped_gain(objective, log_ratio, row.advantage)
     return gain, slopes
@@ -212,7 +208,7 @@ def reference(case: Case, rows: Sequence[Row], anchors: Sequence[Row] | None = N
                 penalty, slope = kl_of(shared.reference_kl.estimator, token)
                 summands.append(share * shared.reference_kl.coefficient * penalty)
                 by_logprob[number][index] += share * shared.reference_kl.coefficient * slope
-            if isinstance(objective, GppoSettings) and row.accepted:
+            if isinstance(objective, Gppo) and row.accepted:
                 summands.append(-objective.positive_nll * token.new / positive)
                 by_logprob[number][index] -= objective.positive_nll / positive
     flat = [slope for slopes in by_logprob for slope in slopes]
@@ -247,7 +243,7 @@ def computed(case: Case, rows: Sequence[Row], counts: MinibatchCounts | None = N
         reference_logprobs=column([token.reference for _, _, token in flat]),
         entropy_coefficient=BONUS,
     )
-    objective = OBJECTIVES[type(case.objective)](case.objective, case.shared)
+    objective = SurrogateLoss(case.objective, case.shared)
     terms = objective(inputs, counts or counts_of(rows))
     for diagnostic in terms.diagnostics.values():
         assert diagnostic.values.shape == inputs.logprobs.shape
@@ -258,7 +254,7 @@ def computed(case: Case, rows: Sequence[Row], counts: MinibatchCounts | None = N
     return Answer(float(terms.loss.detach()), by_logprob.tolist(), by_entropy.tolist(), 0.0)
 
 
-def of(objective: ObjectiveSettings, **shared: Any) -> Case:
+def of(objective: ObjectiveSection, **shared: Any) -> Case:
     return Case(objective, SharedTerms(**shared))
 
 
@@ -273,28 +269,28 @@ def penalised(estimator: KlEstimator) -> ReferenceKlSection:
 NONE = corrected(CorrectionKind.NONE)
 CASES: dict[str, Case] = {
     **{name: of(section) for name, section in PUBLISHED.items()},
-    "dapo, dual clip": of(DapoSettings(dual_clip=3.0)),
-    "grpo, fixed divisor": of(GrpoSettings(aggregation=Aggregation.FIXED_DIVISOR, divisor_tokens=7)),
-    "gspo, wide clip": of(GspoSettings(clip_low=0.3, clip_high=0.4)),
-    "gspo+, wide clip": of(GspoSettings(clip_low=0.3, clip_high=0.4, aggregation=Aggregation.TOKEN_MEAN)),
-    "gppo, later advice": of(GppoSettings(beta_low=0.25, beta_high=0.5)),
-    "gppo, no nll": of(GppoSettings(positive_nll=0.0)),
-    "gppo, dual clip": of(GppoSettings(dual_clip=1.5), correction=NONE),
-    "cispo, lower bound": of(CispoSettings(clip_low=0.2)),
-    "ppo, decoupled": of(PpoSettings(), correction=corrected(CorrectionKind.TOKEN)),
-    "ppo, coupled": of(PpoSettings(proximal=Proximal.SAMPLER), correction=NONE),
-    "ppo, dual clip": of(PpoSettings(dual_clip=3.0), correction=corrected(CorrectionKind.TOKEN_TRUNCATED, 5.0)),
-    "sequence TIS": of(DapoSettings(), correction=corrected(CorrectionKind.SEQUENCE_TRUNCATED)),
-    "geometric TIS": of(GspoSettings(), correction=corrected(CorrectionKind.GEOMETRIC_TRUNCATED, 1.05)),
-    "icepop": of(DapoSettings(), correction=corrected(CorrectionKind.TOKEN_MASKED, 5.0, 0.5)),
-    "sequence MIS": of(DapoSettings(), correction=corrected(CorrectionKind.SEQUENCE_MASKED)),
-    **{f"kl {k}": of(GrpoSettings(), reference_kl=penalised(k)) for k in KlEstimator},
-    "entropy bonus": of(DapoSettings(), entropy=EntropySection(coefficient=0.1)),
-    "distillation": of(DistillationSettings(teacher="t"), correction=NONE),
-    "distillation, corrected": of(DistillationSettings(teacher="t", aggregation=Aggregation.SEQUENCE_MEAN)),
-    "distillation and rewards": of(DistillationSettings(teacher="t", reward_weight=0.7), correction=NONE),
+    "dapo, dual clip": of(Dapo(dual_clip=3.0)),
+    "grpo, fixed divisor": of(Grpo(aggregation=Aggregation.FIXED_DIVISOR, divisor_tokens=7)),
+    "gspo, wide clip": of(Gspo(clip_low=0.3, clip_high=0.4)),
+    "gspo+, wide clip": of(Gspo(clip_low=0.3, clip_high=0.4, aggregation=Aggregation.TOKEN_MEAN)),
+    "gppo, later advice": of(Gppo(beta_low=0.25, beta_high=0.5)),
+    "gppo, no nll": of(Gppo(positive_nll=0.0)),
+    "gppo, dual clip": of(Gppo(dual_clip=1.5), correction=NONE),
+    "cispo, lower bound": of(Cispo(clip_low=0.2)),
+    "ppo, decoupled": of(Ppo(), correction=corrected(CorrectionKind.TOKEN)),
+    "ppo, coupled": of(Ppo(proximal=Proximal.SAMPLER), correction=NONE),
+    "ppo, dual clip": of(Ppo(dual_clip=3.0), correction=corrected(CorrectionKind.TOKEN_TRUNCATED, 5.0)),
+    "sequence TIS": of(Dapo(), correction=corrected(CorrectionKind.SEQUENCE_TRUNCATED)),
+    "geometric TIS": of(Gspo(), correction=corrected(CorrectionKind.GEOMETRIC_TRUNCATED, 1.05)),
+    "icepop": of(Dapo(), correction=corrected(CorrectionKind.TOKEN_MASKED, 5.0, 0.5)),
+    "sequence MIS": of(Dapo(), correction=corrected(CorrectionKind.SEQUENCE_MASKED)),
+    **{f"kl {k}": of(Grpo(), reference_kl=penalised(k)) for k in KlEstimator},
+    "entropy bonus": of(Dapo(), entropy=EntropySection(coefficient=0.1)),
+    "distillation": of(Distillation(teacher="t"), correction=NONE),
+    "distillation, corrected": of(Distillation(teacher="t", aggregation=Aggregation.SEQUENCE_MEAN)),
+    "distillation and rewards": of(Distillation(teacher="t", reward_weight=0.7), correction=NONE),
     "everything": of(
-        GspoSettings(clip_low=0.3, clip_high=0.4),
+        Gspo(clip_low=0.3, clip_high=0.4),
         correction=corrected(CorrectionKind.SEQUENCE_TRUNCATED, 3.0),
         reference_kl=penalised(KlEstimator.K3),
         entropy=EntropySection(target=0.2),
@@ -430,8 +426,8 @@ def test_the_first_on_policy_step_depends_only_on_the_aggregation() -> None:
             assert gradient == pytest.approx(gradients[0], rel=1e-12)
 
 
-def replace_nll(section: ObjectiveSettings) -> ObjectiveSettings:
-    return section.model_copy(update={"positive_nll": 0.0}) if isinstance(section, GppoSettings) else section
+def replace_nll(section: ObjectiveSection) -> ObjectiveSection:
+    return section.model_copy(update={"positive_nll": 0.0}) if isinstance(section, Gppo) else section
 
 
 @settings(max_examples=40)
@@ -441,7 +437,7 @@ def test_gppo_inside_the_clip_range_has_the_plain_ratio_gradient(rows: list[Row]
         replace(row, tokens=tuple(replace(t, old=t.new + 0.2 * math.tanh(t.old + 4)) for t in row.tokens))
         for row in rows
     ]
-    found = computed(of(GppoSettings(positive_nll=0.0), correction=NONE), inside).by_logprob
+    found = computed(of(Gppo(positive_nll=0.0), correction=NONE), inside).by_logprob
     count = sum(len(row.tokens) for row in rows)
     plain = [-math.exp(t.new - t.old) * row.advantage / count for row in inside for t in row.tokens]
     assert all(0.8 <= math.exp(t.new - t.old) <= 1.28 for row in inside for t in row.tokens)
@@ -453,20 +449,20 @@ def test_gppo_keeps_a_bounded_gradient_where_ppo_has_none() -> None:
         Row((Token(-1.0, -2.0, -2.0, -1.0, 0.0),), 1.0, False),
         Row((Token(-2.0, -1.0, -1.0, -1.0, 0.0),), -1.0, False),
     ]
-    gppo = computed(of(GppoSettings(beta_low=0.25, beta_high=0.5), correction=NONE), rows).by_logprob
+    gppo = computed(of(Gppo(beta_low=0.25, beta_high=0.5), correction=NONE), rows).by_logprob
     assert gppo == pytest.approx([-0.5 * 1.28 / 2, 0.25 * 0.8 / 2], rel=1e-12)
-    assert computed(of(DapoSettings(), correction=NONE), rows).by_logprob == [0.0, 0.0]
+    assert computed(of(Dapo(), correction=NONE), rows).by_logprob == [0.0, 0.0]
 
 
 def test_the_dual_clip_of_gppo_ends_the_gradient_of_a_negative_token_far_above_its_old_probability() -> None:
     """As compute_gppo_loss_general_beta of KlearReasoner's core_algos.py: where A < 0, the loss is min(-c A, -r A)."""
     negative = [Row((Token(-1.0, -4.0, -4.0, -1.0, 0.0),), -1.0, False)]  # the ratio is exp(3), about 20
-    case = of(GppoSettings(dual_clip=10.0), correction=NONE)
+    case = of(Gppo(dual_clip=10.0), correction=NONE)
     assert (computed(case, negative).loss, computed(case, negative).by_logprob) == (10.0, [0.0])
-    free = computed(of(GppoSettings(), correction=NONE), negative)
+    free = computed(of(Gppo(), correction=NONE), negative)
     assert [free.loss, *free.by_logprob] == pytest.approx([math.exp(3)] * 2)
     positive = [replace(negative[0], advantage=1.0)]
-    assert computed(case, positive) == computed(of(GppoSettings(), correction=NONE), positive)
+    assert computed(case, positive) == computed(of(Gppo(), correction=NONE), positive)
 
 
 @settings(max_examples=40)
@@ -484,7 +480,7 @@ def test_gspo_plus_equals_gspo_at_equal_lengths_only(rows: list[Row], size: int)
 def test_gspo_has_one_clip_decision_for_each_rollout() -> None:
     up = Row(tuple(Token(-1.0, -1.0 - d, -1.0, -1.0, 0.0) for d in (0.5, -0.1)), 1.0, False)
     assert computed(of(PUBLISHED["gspo"]), [up]).by_logprob == [0.0, 0.0], "the mean ratio is above 1 + 4e-4"
-    wide = computed(of(GspoSettings(clip_low=0.3, clip_high=0.4)), [up]).by_logprob
+    wide = computed(of(Gspo(clip_low=0.3, clip_high=0.4)), [up]).by_logprob
     assert wide[0] == wide[1] != 0.0
 
 
@@ -495,14 +491,14 @@ def test_relations_between_objectives(rows: list[Row]) -> None:
         a, b = computed(one, of_rows), computed(other, of_rows)
         assert (a.loss, a.by_logprob) == (b.loss, b.by_logprob)
 
-    same(of(DapoSettings()), of(PUBLISHED["grpo+"]), rows)
-    same(of(GrpoSettings()), of(ReinforcePlusPlusSettings()), rows)
-    same(of(DapoSettings()), of(DapoSettings(dual_clip=1e9)), rows)
+    same(of(Dapo()), of(PUBLISHED["grpo+"]), rows)
+    same(of(Grpo()), of(ReinforcePlusPlus()), rows)
+    same(of(Dapo()), of(Dapo(dual_clip=1e9)), rows)
     together = [replace(row, tokens=tuple(replace(t, old=t.sampler) for t in row.tokens)) for row in rows]
-    decoupled = of(PpoSettings(), correction=corrected(CorrectionKind.TOKEN))
-    same(decoupled, of(PpoSettings(proximal=Proximal.SAMPLER), correction=NONE), together)
+    decoupled = of(Ppo(), correction=corrected(CorrectionKind.TOKEN))
+    same(decoupled, of(Ppo(proximal=Proximal.SAMPLER), correction=NONE), together)
     for kind in CorrectionKind:
-        same(of(DapoSettings(), correction=corrected(kind)), of(DapoSettings(), correction=NONE), together)
+        same(of(Dapo(), correction=corrected(kind)), of(Dapo(), correction=NONE), together)
 
 
 @settings(max_examples=40)
@@ -510,7 +506,7 @@ def test_relations_between_objectives(rows: list[Row]) -> None:
 def test_the_first_step_of_a_batch_with_token_weights_is_importance_sampling_without_a_clip(rows: list[Row]) -> None:
     """Tinker's importance_sampling is the sum over tokens of -pi / pi_sampler * A; one step a batch has pi = pi_old."""
     first = [replace(row, tokens=tuple(replace(t, old=t.new) for t in row.tokens)) for row in rows]
-    whole = DapoSettings(aggregation=Aggregation.FIXED_DIVISOR, divisor_tokens=1)
+    whole = Dapo(aggregation=Aggregation.FIXED_DIVISOR, divisor_tokens=1)
     found = computed(of(whole, correction=corrected(CorrectionKind.TOKEN)), first)
     terms = [-math.exp(bound(t.new - t.sampler)) * row.advantage for row in first for t in row.tokens]
     assert found.loss * len(first) == pytest.approx(math.fsum(terms), rel=1e-9, abs=1e-9)
@@ -520,7 +516,7 @@ def test_the_first_step_of_a_batch_with_token_weights_is_importance_sampling_wit
 def test_a_policy_that_is_its_reference_has_no_kl_and_no_pull_from_k2_and_k3() -> None:
     rows = [replace(row, advantage=0.0) for row in on_policy(random_rows(3))]
     for estimator in KlEstimator:
-        answer = computed(of(DapoSettings(), reference_kl=penalised(estimator)), rows)
+        answer = computed(of(Dapo(), reference_kl=penalised(estimator)), rows)
         assert answer.loss == 0.0
         assert any(answer.by_logprob) is (estimator is KlEstimator.K1)
 
@@ -531,7 +527,7 @@ def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl() -> No
     policy, teacher = (torch.tensor([source.gauss(0, 1) for _ in range(7)], dtype=torch.float64) for _ in range(2))
     p, q = (logits.log_softmax(0) for logits in (policy, teacher))
     rows = [Row((Token(float(p[i]), float(p[i]), float(p[i]), float(q[i]), 0.0),), 0.0, False) for i in range(7)]
-    case = of(DistillationSettings(teacher="t"), correction=NONE)
+    case = of(Distillation(teacher="t"), correction=NONE)
     by_logprob = torch.tensor([computed(case, [row]).by_logprob[0] for row in rows], dtype=torch.float64)
     weights = p.exp() * by_logprob
     found = [float(sum(weights[i] * (float(i == j) - p[j].exp()) for i in range(7))) for j in range(7)]
@@ -543,9 +539,9 @@ def test_distillation_without_a_teacher_is_refused() -> None:
     tokens = torch.zeros(2, dtype=torch.float64)
     inputs = LossInputs(tokens, tokens, tokens, tokens, torch.zeros(2).long(), tokens, torch.ones(2).bool())
     with pytest.raises(ValueError, match="log-probabilities of the teacher"):
-        objective_of(LearnerSection(objective=DistillationSettings(teacher="t")))(inputs, MinibatchCounts(2, 1, 0))
+        SurrogateLoss(Distillation(teacher="t"))(inputs, MinibatchCounts(2, 1, 0))
     with pytest.raises(ValueError, match="the teacher of distillation is the reference policy"):
-        LearnerSection(objective=DistillationSettings(teacher="t"), reference_kl=ReferenceKlSection(coefficient=0.1))
+        LearnerSection(objective=Distillation(teacher="t"), reference_kl=ReferenceKlSection(coefficient=0.1))
 
 
 # ---- registry ----
@@ -554,10 +550,8 @@ def test_distillation_without_a_teacher_is_refused() -> None:
 def test_every_objective_of_the_configuration_is_in_the_registry_and_published() -> None:
     definitions = LearnerSection.model_json_schema()["$defs"]
     allowed = {name for name, schema in definitions.items() if "name" in schema.get("properties", {})}
-    assert {section.__name__ for section in OBJECTIVES} == allowed
-    assert {type(section) for section in PUBLISHED.values()} == set(OBJECTIVES) - {DistillationSettings}, (
-        "it needs a teacher"
-    )
+    assert {section.__name__ for section in OBJECTIVES} == allowed - {EntryPointObjective.__name__}
+    assert {type(section) for section in PUBLISHED.values()} == set(OBJECTIVES) - {Distillation}, "it needs a teacher"
     assert {type(case.objective) for case in CASES.values()} == set(OBJECTIVES)
 
 
@@ -567,16 +561,16 @@ def test_the_configured_objective_has_its_settings_and_the_shared_ones(name: str
     section = LearnerSection.model_validate(
         {"objective": PUBLISHED[name].model_dump(mode="json"), "correction": correction.model_dump(mode="json")}
     )
-    kind = OBJECTIVES[type(PUBLISHED[name])]
-    assert objective_of(section) == kind(PUBLISHED[name], SharedTerms(correction=correction))
+    shared = SharedTerms(section.correction)
+    assert objective_of(section.objective, shared) == SurrogateLoss(PUBLISHED[name], SharedTerms(correction))
 
 
 def test_defaults_are_the_published_values() -> None:
-    dapo, gspo, gppo = DapoSettings(), GspoSettings(), GppoSettings()
+    dapo, gspo, gppo = Dapo(), Gspo(), Gppo()
     assert LearnerSection().objective == dapo
     assert (dapo.clip_low, dapo.clip_high, dapo.aggregation) == (0.2, 0.28, Aggregation.TOKEN_MEAN)
     assert (gspo.clip_low, gspo.clip_high, gspo.aggregation) == (3e-4, 4e-4, Aggregation.SEQUENCE_MEAN)
     assert (gppo.clip_low, gppo.clip_high, gppo.beta_low, gppo.beta_high, gppo.positive_nll) == (0.2, 0.28, 1, 1, 0.1)
-    shared = SharedTerms.of(LearnerSection())
+    shared = LearnerSection()
     assert shared.correction == CorrectionSection(kind=CorrectionKind.TOKEN_TRUNCATED, cap=2.0)
     assert shared.reference_kl.coefficient == shared.entropy.coefficient == shared.entropy.target == 0

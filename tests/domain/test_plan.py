@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.cli.recipes import plan_text
-from nouscoder.config import ConfigError, DapoSettings, dump_config, load_config
+from nouscoder.config import ConfigError, dump_config, load_config
 from nouscoder.domain.plan import EarlyEnd, Evaluated, NextStage, StageHistory, StartFrom, best_of, next_stage
+from nouscoder.objectives.dapo import Dapo
 
 SCORES = st.lists(st.integers(0, 1000).map(lambda one: one / 1000), min_size=1, max_size=8)
 
@@ -111,7 +112,7 @@ def test_a_stage_is_the_configuration_with_its_changes(tmp_path: Path) -> None:
     assert (short.generation.sampling.temperature, long.generation.sampling.temperature) == (1.0, 0.5)
     assert long.problems.train == tmp_path / "hard.jsonl"  # relative to the file, as every path
     assert (short.learner.objective.name, long.learner.objective.name) == ("gspo", "dapo")
-    assert isinstance(long.learner.objective, DapoSettings)
+    assert isinstance(long.learner.objective, Dapo)
     assert long.learner.objective.clip_low == 0.2  # another objective begins with its own defaults
     assert not short.plan.stages
     recorded = tmp_path / "config.toml"

@@ -361,11 +361,12 @@ def trained_batch() -> TrainedBatch:
     """A batch of one rollout and one step, made from the learner's records."""
     import torch
 
-    from nouscoder.config import DapoSettings
     from nouscoder.learner.metrics.diagnostics import StepDiagnostics
-    from nouscoder.learner.metrics.step import ScoredRollout, StepMetrics, TrainedBatch, statistics_of
-    from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
-    from nouscoder.learner.objectives.registry import ClippedTokens
+    from nouscoder.learner.metrics.step import StepMetrics, TrainedBatch
+    from nouscoder.learner.scoring import ScoredRollout, statistics_of
+    from nouscoder.objectives.base import LossInputs, MinibatchCounts
+    from nouscoder.objectives.dapo import Dapo
+    from nouscoder.objectives.loss import SurrogateLoss
 
     text = "print(1)"
     spans = (VersionSpan(0, 3), VersionSpan(1, 5))
@@ -379,6 +380,6 @@ def trained_batch() -> TrainedBatch:
         tokens, tokens, tokens, ones, numbers, ones, ones.bool(), num_versions=numbers + rollout.num_versions
     )
     diagnostics = StepDiagnostics()
-    diagnostics.add(inputs, ClippedTokens(DapoSettings())(inputs, MinibatchCounts(8, 1, 8)).diagnostics)
+    diagnostics.add(inputs, SurrogateLoss(Dapo())(inputs, MinibatchCounts(8, 1, 8)).diagnostics)
     step = StepMetrics(1, False, 0.0, 1.0, 3e-4, 8, 9, 0.5, diagnostics.result())
     return TrainedBatch(1, (step,), scored, statistics_of(scored), 0.6)

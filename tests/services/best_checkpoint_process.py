@@ -25,10 +25,10 @@ from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
-from nouscoder.learner.publication.published import PolicyFiles
-from nouscoder.learner.publication.publisher import PolicySender
+from nouscoder.learner.publication.policy_files import PolicyFiles
+from nouscoder.learner.publication.sender import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
-from nouscoder.learner.state import checkpoints
+from nouscoder.learner.state import checkpoint_schedule, checkpoint_store
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.retry import Retry
@@ -156,9 +156,9 @@ def _at(owner: Any, name: str, call: int, *, before: bool) -> Callable[[], None]
 
 # Version 2 is the second that is measured. A checkpoint has four files, so the sixth link is in the middle of its own.
 MOMENTS: dict[str, Callable[[], None]] = {
-    "before the checkpoint is kept": _at(checkpoints, "keep_checkpoint", 2, before=True),
-    "in the middle of the checkpoint that is kept": _at(checkpoints, "link_or_copy", 6, before=False),
-    "after the checkpoint is kept": _at(checkpoints, "keep_checkpoint", 2, before=False),
+    "before the checkpoint is kept": _at(checkpoint_schedule, "keep_checkpoint", 2, before=True),
+    "in the middle of the checkpoint that is kept": _at(checkpoint_store, "link_or_copy", 6, before=False),
+    "after the checkpoint is kept": _at(checkpoint_schedule, "keep_checkpoint", 2, before=False),
     "before the weights are kept": _at(evaluation, "keep_weights", 2, before=True),
     "after the weights are kept": _at(evaluation, "keep_weights", 2, before=False),
     "after the policy is measured": _at(RunFolder, "write_json", 2, before=True),

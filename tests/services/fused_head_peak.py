@@ -13,7 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.learner.model.logprobs import score_tokens
-from nouscoder.learner.model.packing import PACKED_ATTENTION, pack
+from nouscoder.learner.model.packed_attention import PACKED_ATTENTION
+from nouscoder.learner.model.packing import pack
 
 TOKENS_OF_ONE = 1024
 

@@ -28,7 +28,7 @@ from nouscoder.domain.run_status import Ledger
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.state import checkpoint
+from nouscoder.learner.state import checkpoint_store
 from nouscoder.learner.state.run_log import RunLog
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.worker import LearnerWorker
@@ -219,7 +219,7 @@ def _before_its_name(core: LearnerCore, broker: FileBroker) -> None:
         die()
         return ""
 
-    checkpoint.sha256_of = dies  # type: ignore[attr-defined]
+    checkpoint_store.sha256_of = dies  # type: ignore[attr-defined]
 
 
 def _at(name: str, *, call: int, before: bool, of_broker: bool = False) -> Callable[[LearnerCore, FileBroker], None]:

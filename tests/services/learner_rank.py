@@ -36,18 +36,19 @@ from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import Transport
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.follower import RankFollower
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.metrics.step import TrainedBatch
-from nouscoder.learner.model.packing import attend_packed
+from nouscoder.learner.model.packed_attention import attend_packed
 from nouscoder.learner.model.synthetic import (
     random_batch,
     random_policy,
 )
 from nouscoder.learner.parallel import ranks as ranks_module
+from nouscoder.learner.parallel.process_rank import ProcessRank
 from nouscoder.learner.parallel.rank_messages import RankMessage
-from nouscoder.learner.parallel.ranks import ProcessRank, Ranks, whole
-from nouscoder.learner.service import RankFollower
+from nouscoder.learner.parallel.ranks import Ranks, whole
 from nouscoder.learner.state.run_log import BatchSeconds
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.worker import LearnerWorker

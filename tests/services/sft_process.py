@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.config import load_config
-from nouscoder.learner.state import checkpoint
-from nouscoder.learner.state.run_log import LineFile
+from nouscoder.learner.state import checkpoint_store
+from nouscoder.learner.state.line_file import LineFile
 from nouscoder.run.folder import RunFolder
 from nouscoder.sft import training
 from nouscoder.sft.run import fine_tune
@@ -66,7 +66,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "before the first step": lambda: _patch(SupervisedTraining, "_train_step", before=True),
     "after step 5": lambda: _patch(SupervisedTraining, "_train_step", call=5, before=False),
     "in the middle of a line": _in_a_line,
-    "before a checkpoint has its name": lambda: _patch(checkpoint, "sha256_of", before=True),
+    "before a checkpoint has its name": lambda: _patch(checkpoint_store, "sha256_of", before=True),
     "before the model is written": lambda: _patch(training, "compose_policy", before=True),
     "before the summary": lambda: _patch(RunFolder, "write_json", call=2, before=True),
 }

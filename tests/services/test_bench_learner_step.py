@@ -14,7 +14,7 @@ from nouscoder.bench.shaped_policy import SHAPES, shaped_batch, shaped_policy
 from nouscoder.config import load_config
 from nouscoder.errors import WrongUse
 from nouscoder.learner.model.packing import input_lengths
-from nouscoder.learner.parallel.balance import training_flops
+from nouscoder.learner.parallel.operations import training_flops
 
 LOAD = StepLoad("tiny", row_tokens=64, rows=2, sequences=4, rounds=1, context=True, limit_s=0.001)
 GIB = 2**30

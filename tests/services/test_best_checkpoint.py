@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from nouscoder.atomic_files import numbered
-from nouscoder.learner.state.checkpoint import verified_checkpoint
+from nouscoder.learner.state.checkpoint_store import verified_checkpoint
 from nouscoder.run.evaluation import recorded_evaluations
 
 Train = Callable[[Path, str], int]

@@ -11,15 +11,7 @@ import torch
 from torch.nn.functional import log_softmax
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.config import (
-    Config,
-    CorrectionKind,
-    CorrectionSection,
-    DistillationSettings,
-    LearnerSection,
-    RunSection,
-    load_config,
-)
+from nouscoder.config import Config, LearnerSection, RunSection, load_config
 from nouscoder.config.run import PolicySection
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.rollout import Sampling, Task, assemble_rollout
@@ -27,9 +19,11 @@ from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.learner.loading import trainer_at
-from nouscoder.learner.model.packing import PACKED_ATTENTION
+from nouscoder.learner.model.packed_attention import PACKED_ATTENTION
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.correction import CorrectionKind, CorrectionSection
+from nouscoder.objectives.distillation import Distillation
 from nouscoder.run.asked_of_models import token_faults
 
 NUM_ROLLOUTS, PROMPT, ANSWER = 64, 4, 8
@@ -121,7 +115,7 @@ def test_a_student_comes_nearer_to_its_teacher() -> None:
     settings = LearnerSection(
         steps_per_batch=1,
         learning_rate=1e-2,
-        objective=DistillationSettings(teacher="teacher"),
+        objective=Distillation(teacher="teacher"),
         correction=CorrectionSection(kind=CorrectionKind.NONE),
     )
     trainer = Trainer(small_policy(0, scale=1.0), Config(learner=settings), lambda _: teacher)
@@ -137,7 +131,7 @@ def test_a_student_comes_nearer_to_its_teacher() -> None:
 
 
 def config_of(root: Path, teacher: Path) -> Config:
-    objective = DistillationSettings(teacher=str(teacher))
+    objective = Distillation(teacher=str(teacher))
     return Config(
         run=RunSection(root=root),
         policy=PolicySection(path=root / "policy"),
@@ -163,10 +157,10 @@ def test_a_changed_teacher_is_loaded(tmp_path: Path) -> None:
         asked.append(settings.teacher)
         return peaked_policy(len(asked))
 
-    settings = LearnerSection(steps_per_batch=1, objective=DistillationSettings(teacher="a"))
+    settings = LearnerSection(steps_per_batch=1, objective=Distillation(teacher="a"))
     trainer = Trainer(random_policy(0), Config(learner=settings), load)
     trainer.use(settings)
-    trainer.use(settings.model_copy(update={"objective": DistillationSettings(teacher="b")}))
+    trainer.use(settings.model_copy(update={"objective": Distillation(teacher="b")}))
     assert asked == ["a", "b"]
 
 

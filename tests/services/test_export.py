@@ -19,7 +19,7 @@ from nouscoder.domain.prompt import PromptForm, PromptSettings
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.adapters import adapter_of, add_adapters
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import compose_adapter
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, recorded_prompt
 from nouscoder.policy_folder.weights_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE

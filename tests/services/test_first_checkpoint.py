@@ -12,7 +12,7 @@ from nouscoder.config import Config, ConfigError, LearnerSection, PolicySection,
 from nouscoder.errors import Unusable
 from nouscoder.learner.loading import trainer_at
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.state.checkpoint import CheckpointStore, Progress
+from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress
 from nouscoder.learner.trainer import Trainer
 
 LEARNER = {"steps_per_batch": 2, "learning_rate": 1e-2}

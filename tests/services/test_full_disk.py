@@ -29,7 +29,7 @@ from tests.services.test_wrong_inputs import make_home
 from nouscoder.atomic_files import StorageError, whole_file
 from nouscoder.cli.app import app
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
-from nouscoder.learner.state.checkpoint import CheckpointStore, Progress
+from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress
 
 ROOT = Path(__file__).parents[2]
 REAL = str(ROOT / "tests" / "data" / "leetcode_200.jsonl.gz")

@@ -21,11 +21,11 @@ from nouscoder.config import Config, EvaluationSection, LearnerSection, RunSecti
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.publication.published import PolicyFiles
-from nouscoder.learner.publication.publisher import PolicySender
+from nouscoder.learner.publication.policy_files import PolicyFiles
+from nouscoder.learner.publication.sender import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
-from nouscoder.learner.state import checkpoints
-from nouscoder.learner.state.checkpoint import PendingCheckpoint, verified_checkpoint
+from nouscoder.learner.state import checkpoint_schedule
+from nouscoder.learner.state.checkpoint_store import PendingCheckpoint, verified_checkpoint
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.server import Served, start_grpc
@@ -95,7 +95,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Path:
         raise StorageError("the disk is full: it was not written")
 
-    monkeypatch.setattr(checkpoints, "keep_checkpoint", full)
+    monkeypatch.setattr(checkpoint_schedule, "keep_checkpoint", full)
 
 
 async def test_the_version_that_is_asked_for_is_kept_when_its_checkpoint_is_pruned(learner: Learner) -> None:

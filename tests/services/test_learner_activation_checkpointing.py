@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nouscoder.config import ActivationCheckpointing
-from nouscoder.learner.model.computation import checkpoint_activations
+from nouscoder.learner.model.decoder_layers import checkpoint_activations
 from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import pack
 from nouscoder.learner.model.synthetic import random_batch, random_policy

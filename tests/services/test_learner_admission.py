@@ -21,7 +21,7 @@ from nouscoder.learner.loading import trainer_at
 from nouscoder.learner.model.admission import admit, probes, row_of
 from nouscoder.learner.model.attention import use_attention
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
-from nouscoder.learner.model.packing import attend_packed, packs
+from nouscoder.learner.model.packed_attention import attend_packed, packs
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.reward_model.model import load_reward_model, scores_of
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from nouscoder.config import Config, LearnerSection
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.model.admission import admit
-from nouscoder.learner.model.computation import compile_layers
+from nouscoder.learner.model.decoder_layers import compile_layers
 from nouscoder.learner.model.logprobs import Scorer
-from nouscoder.learner.model.packing import attend_packed, packs
+from nouscoder.learner.model.packed_attention import attend_packed, packs
 from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer
 

@@ -20,9 +20,10 @@ from tests.contract.reference_varlen import varlen_attn_on_cpu
 from torch import Tensor
 
 from nouscoder.errors import Unusable
-from nouscoder.learner.model.attention import SDPA_VARLEN, TORCH_VARLEN
+from nouscoder.learner.model.kernels import SDPA_VARLEN, TORCH_VARLEN
 from nouscoder.learner.model.logprobs import Scorer
-from nouscoder.learner.model.packing import MicroBatch, RowLayout, pack
+from nouscoder.learner.model.packed_attention import RowLayout
+from nouscoder.learner.model.packing import MicroBatch, pack
 from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.parallel.context_parallel import DistributedRow, part_of
 from nouscoder.learner.parallel.ranks import Ranks
@@ -156,7 +157,7 @@ def scores_and_gradient(scorer: Scorer, scores: tuple[Tensor, Tensor]) -> tuple[
 def test_the_parts_have_the_scores_and_gradients_of_the_whole_row(
     kernel: str, size: int, num_rollouts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nouscoder.learner.model.attention.varlen_attn", varlen_attn_on_cpu)
+    monkeypatch.setattr("nouscoder.learner.model.kernels.varlen_attn", varlen_attn_on_cpu)
     model, row = random_policy(0), row_of(num_rollouts)
     alone = Scorer(model)
     expected = scores_and_gradient(alone, alone(row, entropy_gradient=True))

@@ -17,9 +17,8 @@ from tests.policies_with_experts import random_policy_with_experts, with_random_
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nouscoder.config import AdvantageSection, Config, ConfigError, LearnerSection, PolicySection, load_config
+from nouscoder.config import Config, ConfigError, LearnerSection, PolicySection, load_config
 from nouscoder.config.learner import ActivationCheckpointing
-from nouscoder.domain.advantage import Overlong
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.partial import PartialRollout, tokens_from
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
@@ -30,7 +29,7 @@ from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.partials import ResumableSampler
-from nouscoder.learner.model.computation import checkpoint_activations
+from nouscoder.learner.model.decoder_layers import checkpoint_activations
 from nouscoder.learner.model.experts import replay_experts
 from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import MicroBatch, pack_row
@@ -40,9 +39,10 @@ from nouscoder.learner.model.synthetic import (
     write_policy_folder,
 )
 from nouscoder.learner.model.weights import load_model, stored_dtypes
-from nouscoder.learner.parallel.balance import active_parameters
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.parallel.operations import active_parameters
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.advantage import AdvantageSection, Overlong
 from nouscoder.policy_folder.policy_tensors import merge_experts, routers_of, split_experts
 from nouscoder.policy_folder.weights_files import weights_files
 from nouscoder.store.rollout_record import decode_pieces, decode_rollout, encode_piece, encode_rollout

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nouscoder.learner.model.logprobs import fused_scores
+from nouscoder.learner.model.fused_scores import fused_scores
 
 TOKENS, HIDDEN, VOCABULARY, CHUNK = 300, 24, 1000, 16
 
@@ -55,7 +55,7 @@ def test_fused_scores_and_their_gradients_equal_full_ones(dtype: torch.dtype, li
 @pytest.mark.parametrize("entropy_gradient", [True, False])
 def test_what_is_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch, entropy_gradient: bool) -> None:
     """The functions themselves: compiling them takes a minute, and test_learner_compilation.py does."""
-    monkeypatch.setattr("nouscoder.learner.model.logprobs._compiled", lambda function: function)
+    monkeypatch.setattr("nouscoder.learner.model.fused_scores._compiled", lambda function: function)
     tensors = inputs(torch.float64)
     found, expected = (
         fused_scores(*tensors, chunk_tokens=CHUNK, entropy_gradient=entropy_gradient, compiled=compiled)

@@ -17,8 +17,8 @@ from nouscoder.learner.model.adapters import LoraLinear, add_adapters
 from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import pack
 from nouscoder.learner.model.synthetic import random_batch, random_policy
-from nouscoder.learner.publication.published import StagedPolicy
-from nouscoder.learner.state.checkpoint import CheckpointStore, Progress
+from nouscoder.learner.publication.publisher import StagedPolicy
+from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress
 from nouscoder.learner.trainer import Trainer
 
 CPU = torch.device("cpu")

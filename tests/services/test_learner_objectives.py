@@ -10,16 +10,17 @@ import torch
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedModel
 
-from nouscoder.config import AdvantageSection, Config, LearnerSection
+from nouscoder.config import Config, LearnerSection
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
-from nouscoder.learner.metrics.step import ScoredRollout, score
 from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import pack
 from nouscoder.learner.model.synthetic import random_batch, random_policy
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs, MinibatchCounts, Needs, ObjectiveTerms, Reduction
+from nouscoder.learner.scoring import ScoredRollout, score
 from nouscoder.learner.state.run_log import BatchSeconds, metrics_lines
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.advantage import AdvantageSection
+from nouscoder.objectives.base import Diagnostic, LossInputs, MinibatchCounts, Needs, ObjectiveTerms, Reduction
 
 CPU = torch.device("cpu")
 

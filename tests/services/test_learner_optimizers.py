@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from nouscoder.learner.optimizer import BLOCK, AdamW8bit, dequantise, levels, num_blocks, put_states, quantise
+from nouscoder.learner.adamw_8bit import BLOCK, AdamW8bit, dequantise, levels, num_blocks, quantise
+from nouscoder.learner.optimizer import put_states
 
 BETAS, RATE, DECAY = (0.9, 0.99), 2e-2, 0.05
 

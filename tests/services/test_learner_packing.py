@@ -10,9 +10,10 @@ from tests.contract.reference_varlen import varlen_attn_on_cpu
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.learner.model.attention import SDPA_VARLEN, TORCH_VARLEN
+from nouscoder.learner.model.kernels import SDPA_VARLEN, TORCH_VARLEN
 from nouscoder.learner.model.logprobs import score_tokens
-from nouscoder.learner.model.packing import PACKED_ATTENTION, MicroBatch, RowLayout, pack, pack_row
+from nouscoder.learner.model.packed_attention import PACKED_ATTENTION, RowLayout
+from nouscoder.learner.model.packing import MicroBatch, pack, pack_row
 from nouscoder.learner.model.synthetic import random_batch, random_policy
 
 CPU = torch.device("cpu")
@@ -65,7 +66,7 @@ def test_packed_attention_equals_the_attention_of_transformers() -> None:
 
 @pytest.mark.parametrize("kernel", [SDPA_VARLEN, TORCH_VARLEN])
 def test_varlen_kernels_have_the_gradients_of_padded_blocks(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nouscoder.learner.model.attention.varlen_attn", varlen_attn_on_cpu)
+    monkeypatch.setattr("nouscoder.learner.model.kernels.varlen_attn", varlen_attn_on_cpu)
     model = random_policy(0)
     blocks = gradient(model, 10_000)
     model.set_attn_implementation(kernel)

@@ -18,10 +18,10 @@ from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import pack
 from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.model.weights import put_weights
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms
-from nouscoder.learner.publication.published import StagedPolicy
-from nouscoder.learner.state.checkpoint import CheckpointError, CheckpointStore, Progress, restore
+from nouscoder.learner.publication.publisher import StagedPolicy
+from nouscoder.learner.state.checkpoint_store import CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms
 
 CPU = torch.device("cpu")
 LEARNING_RATE, BETAS, WEIGHT_DECAY, EPS = 1e-3, (0.9, 0.99), 0.1, 1e-8

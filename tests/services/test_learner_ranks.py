@@ -24,7 +24,8 @@ from torch._C._distributed_c10d import HashStore
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.parallel.balance import Cost, rounds
 from nouscoder.learner.parallel.rank_messages import Leader, Listener, RankMessage, RankMessageKind
-from nouscoder.learner.parallel.ranks import NobodyCame, RankLost, Ranks, meet
+from nouscoder.learner.parallel.ranks import RankLost, Ranks
+from nouscoder.learner.parallel.rendezvous import NobodyCame, meet
 from nouscoder.policy_folder.delta import write_delta
 
 SCRIPT = Path(__file__).with_name("learner_rank.py")

@@ -20,8 +20,8 @@ from nouscoder.domain.policy import WeightTransfer
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.publication.published import PolicyFiles
-from nouscoder.learner.publication.publisher import PolicySender
+from nouscoder.learner.publication.policy_files import PolicyFiles
+from nouscoder.learner.publication.sender import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker

@@ -14,17 +14,17 @@ import torch
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from nouscoder.config import AdvantageSection, Config, LearnerSection, ScheduleSection
-from nouscoder.domain.advantage import Estimator, Overlong
+from nouscoder.config import Config, LearnerSection, ScheduleSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
-from nouscoder.learner.metrics.step import ScoredRollout, score
 from nouscoder.learner.model.synthetic import random_batch, random_policy
-from nouscoder.learner.objectives.registry import PUBLISHED
-from nouscoder.learner.state.checkpoint import CheckpointStore, Progress, restore
-from nouscoder.learner.trainer import Trainer, active_coefficient, learning_rate_factor, next_coefficient
+from nouscoder.learner.scoring import ScoredRollout, score
+from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress, restore
+from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.advantage import AdvantageSection, Estimator, Overlong
+from nouscoder.objectives.registry import PUBLISHED
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def with_finish(batch: Batch, finish: dict[int, FinishReason]) -> Batch:
 
 def test_the_rate_warms_up_then_falls_by_a_cosine_to_its_floor() -> None:
     schedule = ScheduleSection.model_validate({"warmup_steps": 4, "decay": "cosine", "decay_steps": 104, "floor": 0.1})
-    rates = [learning_rate_factor(schedule, step) for step in range(120)]
+    rates = [schedule.factor(step) for step in range(120)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert rates[54] == pytest.approx(0.1 + 0.9 / 2), "half way"
     assert rates[79] == pytest.approx(0.1 + 0.9 * (1 + math.cos(0.75 * math.pi)) / 2)
@@ -194,12 +194,12 @@ def test_the_length_reward_makes_the_shorter_of_two_right_rollouts_better() -> N
 
 
 def test_the_coefficient_follows_the_entropy_within_its_limits() -> None:
-    """INVARIANT of learner/trainer.py, by hand."""
+    """The formulas of objectives/entropy.py, by hand."""
     section = LearnerSection.model_validate({"entropy": {"target": 0.2, "delta": 5e-4, "maximum": 1e-3}}).entropy
     coefficient, seen = 0.0, []
     for entropy in (0.1, 0.15, 0.19, 0.2, 0.3, 0.1, 0.5, 0.5, 0.5):
-        seen.append((active_coefficient(section, coefficient, entropy), coefficient))
-        coefficient = next_coefficient(section, coefficient, entropy)
+        seen.append((section.active(coefficient, entropy), coefficient))
+        coefficient = section.following(coefficient, entropy)
     expected = [(0, 0), (5, 5), (10, 10), (10, 10), (0, 10), (5, 5), (0, 10), (0, 5), (0, 0)]
     assert seen == [pytest.approx((a / 1e4, c / 1e4)) for a, c in expected]
     assert coefficient == 0.0

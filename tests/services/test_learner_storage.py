@@ -23,17 +23,19 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import StorageError, numbered, whole_folder, write_whole
-from nouscoder.config import Config, DapoSettings, LearnerSection
+from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.model.weights import load_model, put_weights, weights_of
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
-from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.batch_settings import BatchSettings
+from nouscoder.learner.state.checkpoint_store import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
-from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatchError, SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatchError, SavedBatches
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.dapo import Dapo
 from nouscoder.policy_folder.policy_tensors import PolicyTensors
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of, weights_files
@@ -178,14 +180,14 @@ def test_safetensors_error_about_a_full_disk_gives_the_same_sentence(
     def full(*_: Any) -> None:  # its message on a full tmpfs
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("nouscoder.learner.publication.published.save_file", full)
+    monkeypatch.setattr("nouscoder.learner.publication.publisher.save_file", full)
     with pytest.raises(StorageError, match=r"the disk is full: .*/00000002 was not written"):
         publish(PolicyPublisher(tmp_path, keep=2), random_policy(0), 2, 2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_dcps_error_about_a_full_disk_gives_the_same_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nouscoder.learner.state.checkpoint.FileSystemWriter.write_data", disk_full)
+    monkeypatch.setattr("nouscoder.learner.state.checkpoint_store.FileSystemWriter.write_data", disk_full)
     pending = CheckpointStore(tmp_path, keep=1).begin(trained_trainer(), Progress(2, 0))
     with pytest.raises(StorageError, match=r"the disk is full: .*/00000002 was not written"):
         pending.finish()
@@ -203,7 +205,7 @@ def test_a_checkpoint_holds_the_state_at_its_beginning_while_training_continues(
         assert trained_on.wait(60)
         return written(*arguments)
 
-    monkeypatch.setattr("nouscoder.learner.state.checkpoint.FileSystemWriter.write_data", late)
+    monkeypatch.setattr("nouscoder.learner.state.checkpoint_store.FileSystemWriter.write_data", late)
     store, trainer = CheckpointStore(tmp_path, keep=2), trained_trainer()
     expected = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     pending = store.begin(trainer, Progress(2, 0))
@@ -383,9 +385,9 @@ def test_the_settings_of_a_batch_are_those_of_the_first_time(tmp_path: Path) -> 
     kept, first = BatchSettings(tmp_path), LearnerSection(learning_rate=1e-3, threads=1)
     assert kept.kept(4, first) is None
     assert kept.fix(4, first) == first
-    changed = LearnerSection(learning_rate=5e-3, objective=DapoSettings(clip_high=0.4), threads=7)
+    changed = LearnerSection(learning_rate=5e-3, objective=Dapo(clip_high=0.4), threads=7)
     again = kept.fix(4, changed)
-    assert (again.learning_rate, again.objective, again.threads) == (1e-3, DapoSettings(), 7)
+    assert (again.learning_rate, again.objective, again.threads) == (1e-3, Dapo(), 7)
     assert kept.fix(5, changed) == changed
     kept.prune(5)
     assert (kept.kept(4, first), kept.kept(5, changed)) == (None, changed)

@@ -10,19 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.config import AdvantageSection, Config, LearnerSection, RunSection, ScheduleSection
-from nouscoder.domain.advantage import group_advantages
+from nouscoder.config import Config, LearnerSection, RunSection, ScheduleSection
 from nouscoder.domain.batch import Batch, CompletedGroups, GradedRollout
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.tokens import FinishReason, Segment, float32, int32, spans_of
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.metrics.step import AllGroups, minibatches, score, statistics_of
 from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import pack, plan
 from nouscoder.learner.model.synthetic import random_batch, random_policy
+from nouscoder.learner.scoring import AllGroups, minibatches, score, statistics_of
 from nouscoder.learner.state.run_log import BatchSeconds, metrics_lines
 from nouscoder.learner.trainer import Trainer, TrainingError, TrainingInterrupted
+from nouscoder.objectives.advantage import AdvantageSection, group_advantages
 
 CPU = torch.device("cpu")
 

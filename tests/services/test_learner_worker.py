@@ -27,11 +27,12 @@ from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.metrics.step import TrainedBatch
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.publication.published import StagedPolicy
-from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint
+from nouscoder.learner.publication.publisher import StagedPolicy
+from nouscoder.learner.state.batch_settings import BatchSettings
+from nouscoder.learner.state.checkpoint_store import Checkpoint, CheckpointStore, PendingCheckpoint
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import BatchSeconds
-from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.worker import LearnerState, LearnerWorker
 
 EVALUATION_BEFORE = "evaluation_before.json"

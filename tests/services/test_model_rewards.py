@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from nouscoder.config import AdvantageSection, Config, LearnerSection, RewardModelSection, RunSection
+from nouscoder.config import Config, LearnerSection, RewardModelSection, RunSection
 from nouscoder.config.run import PolicySection
 from nouscoder.errors import Unusable
-from nouscoder.learner.metrics.step import score
-from nouscoder.learner.model.reference import ModelRewards, whitened
+from nouscoder.learner.model.reward_scores import ModelRewards, whitened
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.scoring import score
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.advantage import AdvantageSection
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.reward_model.model import end_token_of, head_of, load_reward_model, new_reward_model, scores_of
 

@@ -25,7 +25,8 @@ from nouscoder.errors import Unusable
 from nouscoder.generation.engines.architecture import Architecture
 from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.logprobs import Head, Scorer, score_tokens
-from nouscoder.learner.model.packing import attend_packed, pack, packs, row_budget
+from nouscoder.learner.model.packed_attention import attend_packed, packs, row_budget
+from nouscoder.learner.model.packing import pack
 from nouscoder.learner.model.synthetic import write_policy_folder
 from nouscoder.learner.model.weights import stored_dtypes
 from nouscoder.policy_folder.weights_files import weights_files

@@ -14,10 +14,10 @@ from nouscoder.config import Config, LearnerSection, RunSection, dump_config
 from nouscoder.domain.batch import RecordedBatch, RecordedRollout
 from nouscoder.learner.compare import Comparison, compare
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.objectives.registry import PUBLISHED
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.registry import PUBLISHED
 from nouscoder.report.charts import BarChart, Series, bar_figure, format_number
 from nouscoder.report.objectives_page import bar_charts
 from nouscoder.store.rollout_record import encode_rollout

@@ -36,7 +36,7 @@ from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.model.weights import load_model
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient

@@ -19,7 +19,7 @@ from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
 from nouscoder.evaluation.pass_at_1 import EVALUATION_ERRORS
 from nouscoder.learner.model.synthetic import random_policy
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.retry import Retry
 from nouscoder.rpc.generation_client import PolicyReplaced
 from nouscoder.run import evaluation

@@ -18,7 +18,7 @@ from nouscoder.config.tree import Given, read_given
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.run import plan, preflight
 from nouscoder.run.evaluation import drop_worse, keep_weights, recorded_evaluations, weights_folder

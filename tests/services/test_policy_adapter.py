@@ -31,7 +31,7 @@ from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.adapters import add_adapters
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.identity import weights_digest

@@ -16,7 +16,7 @@ from nouscoder.atomic_files import StorageError
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
 from nouscoder.learner.parallel.ranks import RankLost, Ranks
 from nouscoder.learner.publication.by_ranks import Rows, write_own_rows
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder import delta as module
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta, change, write_delta
 from nouscoder.rpc.pairs import MANIFEST

@@ -32,8 +32,9 @@ from nouscoder.generation.weights.cache import PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.receiver import PolicyReceiver, order_of
 from nouscoder.generation.weights.source import LearnerMemory
-from nouscoder.learner.publication.published import PolicyFiles, PolicyPublisher, StagedPolicy
-from nouscoder.learner.publication.publisher import NotInMemory, PolicySender, TooManyTransfers
+from nouscoder.learner.publication.policy_files import PolicyFiles
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.sender import NotInMemory, PolicySender, TooManyTransfers
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_transfer import group, transfer

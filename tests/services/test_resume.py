@@ -11,7 +11,7 @@ import pytest
 from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.config.learner import LearnerSection
 from nouscoder.config.tree import read_given
-from nouscoder.learner.state.saved_batches import BatchSettings
+from nouscoder.learner.state.batch_settings import BatchSettings
 from nouscoder.run.evaluation import drop_worse, recorded_evaluations
 from nouscoder.run.folder import RunChanged, RunFolder
 from nouscoder.run.resume import (

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.config import Config, DapoSettings, LearnerSection
-from nouscoder.learner.metrics import step as step_metrics
-from nouscoder.learner.metrics.step import TokenRecords, TrainedBatch, kept
+from nouscoder.config import Config, LearnerSection
+from nouscoder.learner.metrics import token_records
+from nouscoder.learner.metrics.step import TrainedBatch
+from nouscoder.learner.metrics.token_records import TokenRecords, kept
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
+from nouscoder.objectives.dapo import Dapo
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.report.samples import read_rollouts, rollouts_page, write_rollouts_page
 
@@ -29,7 +31,7 @@ def trained(samples: int, microbatch_tokens: int = 100) -> TrainedBatch:
         learning_rate=0.1,
         microbatch_tokens=microbatch_tokens,
         samples_per_batch=samples,
-        objective=DapoSettings(),
+        objective=Dapo(),
     )
     return Trainer(random_policy(0), Config(learner=settings)).train_batch(random_batch(3, seed=1, policy_version=3))
 
@@ -96,7 +98,7 @@ def test_the_file_of_a_batch_has_each_token_with_its_values(tmp_path: Path, toke
 def test_a_long_rollout_keeps_its_first_and_last_tokens(
     tmp_path: Path, tokenizer: PolicyTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_metrics, "_MAX_TOKENS", 6)
+    monkeypatch.setattr(token_records, "_MAX_TOKENS", 6)
     batch = trained(samples=1000)
     TokenRecords(tmp_path).write(batch, 4, tokenizer)
     texts = {scored.graded.rollout.rollout_id: scored.graded.rollout.text for scored in batch.scored}

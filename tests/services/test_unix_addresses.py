@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, Counter
 
-from nouscoder.learner.publication.publisher import _host_of
+from nouscoder.learner.publication.sender import _host_of
 from nouscoder.rpc.addresses import AddressError, unix_address, unix_path
 from nouscoder.rpc.metrics_page import read_metrics
 from nouscoder.rpc.server import Served, start_grpc

@@ -20,7 +20,7 @@ from nouscoder.generation.engines.base import EngineError
 from nouscoder.learner.model.adapters import adapted_layers, add_adapters
 from nouscoder.learner.model.synthetic import write_policy_folder
 from nouscoder.learner.model.weights import empty_model, load_model, stored_dtypes
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import PolicyFilesMissing, compose_policy
 from nouscoder.policy_folder.identity import differing_tensor, weights_digest
 from nouscoder.policy_folder.weights_files import WEIGHTS_FILE, weights_files

@@ -27,8 +27,9 @@ from safetensors.torch import load_file
 
 from nouscoder.config import load_config
 from nouscoder.domain.policy import WeightTransfer
-from nouscoder.learner.publication.published import PolicyFiles, PolicyPublisher, StagedPolicy
-from nouscoder.learner.publication.publisher import PolicySender
+from nouscoder.learner.publication.policy_files import PolicyFiles
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.sender import PolicySender
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_transfer.transfer import ShardImage

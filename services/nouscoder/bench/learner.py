@@ -28,7 +28,8 @@ from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.loading import prepare_thread
-from nouscoder.learner.model.packing import PACKED_ATTENTION, input_lengths, pack
+from nouscoder.learner.model.packed_attention import PACKED_ATTENTION
+from nouscoder.learner.model.packing import input_lengths, pack
 from nouscoder.learner.model.synthetic import random_batch
 from nouscoder.learner.trainer import Trainer
 

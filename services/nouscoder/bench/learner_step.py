@@ -8,7 +8,7 @@ The policy has the shape of a real one and random weights. A batch fills `rows` 
     step      a batch of one step by the learner's trainer
     context   how long one rollout of a step can be
 
-MFU is the operations of the rollouts (learner/parallel/balance.py: attention counted, what is computed again not) by
+MFU is the operations of the rollouts (learner/parallel/operations.py: attention counted, what is computed again not) by
 the seconds and the device's peak: learner.peak_flops, else that of the vendor's data sheet, else that of a matrix
 product. A rate is that of the median round. Peak memory is what tensors took at most in the step, without the
 allocator's reserve.
@@ -42,9 +42,10 @@ from nouscoder.domain.batch import Batch
 from nouscoder.errors import WrongUse
 from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.model.attention import use_attention
-from nouscoder.learner.model.computation import checkpoint_activations, compile_layers, compute_dtype
+from nouscoder.learner.model.computation import compute_dtype
+from nouscoder.learner.model.decoder_layers import checkpoint_activations, compile_layers
 from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack
-from nouscoder.learner.parallel.balance import data_sheet_peak_flops, measured_peak_flops, training_flops
+from nouscoder.learner.parallel.operations import data_sheet_peak_flops, measured_peak_flops, training_flops
 from nouscoder.learner.trainer import Trainer
 
 _HEAD_CHUNK = 2048

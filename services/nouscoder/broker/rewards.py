@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-import pkgutil
 from collections.abc import Callable
 
 from nouscoder.config import Config
 from nouscoder.domain.rollout import RolloutHeader
 from nouscoder.domain.verdict import RewardRule, RewardTerms, Verdict, adjusted, reward_of
+from nouscoder.entry_points import load_entry_point
 from nouscoder.errors import Unusable
 
 log = logging.getLogger(__name__)
@@ -58,10 +58,7 @@ class Rewards:
 
 def load_reward(entry_point: str) -> UserReward:
     """The function that `package.module:function` names. Raises Unusable when there is none."""
-    try:
-        function = pkgutil.resolve_name(entry_point)
-    except Exception as error:
-        raise Unusable(f"broker.reward.entry_point {entry_point!r} cannot be loaded: {error}") from error
+    function = load_entry_point("broker.reward.entry_point", entry_point)
     if not callable(function):
         raise Unusable(f"broker.reward.entry_point {entry_point!r} is not a function")
     reward: UserReward = function

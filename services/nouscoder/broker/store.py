@@ -38,7 +38,7 @@ from nouscoder.broker.redis_address import without_password
 from nouscoder.broker.redis_client import open_client
 from nouscoder.broker.wakeups import Waits
 from nouscoder.config import BrokerSection
-from nouscoder.domain.advantage import EQUAL_DIFFERENCE, EQUAL_SHARE
+from nouscoder.domain.signal import EQUAL_DIFFERENCE, EQUAL_SHARE
 from nouscoder.domain.staleness import StalenessBound
 from nouscoder.store.redis_records import PASSING, kind_of
 

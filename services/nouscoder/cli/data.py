@@ -126,7 +126,10 @@ def data_inspect(
 
 @data_app.command("import")
 def data_import(
-    name: Annotated[str, typer.Argument(metavar="FORMAT", help="the data set's layout; `list` lists them")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="FORMAT", help="the data set's layout: `list` lists them; or package.module:name"),
+    ],
     files: Annotated[
         list[str] | None,
         typer.Argument(help="parquet, JSON lines or an array, .gz, .zst; hub:ORGANISATION/NAME for a hub's data set"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from nouscoder.config.base import ConfigError as ConfigError
-from nouscoder.config.base import Section as Section
 from nouscoder.config.broker import BrokerSection as BrokerSection
 from nouscoder.config.broker import RecordBackend as RecordBackend
 from nouscoder.config.broker import RewardSection as RewardSection
@@ -18,31 +16,14 @@ from nouscoder.config.generation import SingleTurnSection as SingleTurnSection
 from nouscoder.config.learner import ActivationCheckpointing as ActivationCheckpointing
 from nouscoder.config.learner import Attention as Attention
 from nouscoder.config.learner import ComputeType as ComputeType
+from nouscoder.config.learner import DecayKind as DecayKind
 from nouscoder.config.learner import LearnerSection as LearnerSection
 from nouscoder.config.learner import LoraSection as LoraSection
 from nouscoder.config.learner import OptimizerKind as OptimizerKind
 from nouscoder.config.learner import OptimizerStates as OptimizerStates
 from nouscoder.config.learner import RewardModelSection as RewardModelSection
+from nouscoder.config.learner import ScheduleSection as ScheduleSection
 from nouscoder.config.learner import SftSection as SftSection
-from nouscoder.config.objective import AdvantageSection as AdvantageSection
-from nouscoder.config.objective import Aggregation as Aggregation
-from nouscoder.config.objective import CispoSettings as CispoSettings
-from nouscoder.config.objective import CorrectionKind as CorrectionKind
-from nouscoder.config.objective import CorrectionSection as CorrectionSection
-from nouscoder.config.objective import DapoSettings as DapoSettings
-from nouscoder.config.objective import DecayKind as DecayKind
-from nouscoder.config.objective import DistillationSettings as DistillationSettings
-from nouscoder.config.objective import EntropySection as EntropySection
-from nouscoder.config.objective import GppoSettings as GppoSettings
-from nouscoder.config.objective import GrpoSettings as GrpoSettings
-from nouscoder.config.objective import GspoSettings as GspoSettings
-from nouscoder.config.objective import KlEstimator as KlEstimator
-from nouscoder.config.objective import ObjectiveSettings as ObjectiveSettings
-from nouscoder.config.objective import PpoSettings as PpoSettings
-from nouscoder.config.objective import Proximal as Proximal
-from nouscoder.config.objective import ReferenceKlSection as ReferenceKlSection
-from nouscoder.config.objective import ReinforcePlusPlusSettings as ReinforcePlusPlusSettings
-from nouscoder.config.objective import ScheduleSection as ScheduleSection
 from nouscoder.config.run import EvaluationSection as EvaluationSection
 from nouscoder.config.run import GuardsSection as GuardsSection
 from nouscoder.config.run import MutualTlsSection as MutualTlsSection
@@ -62,3 +43,5 @@ from nouscoder.config.verifier import TestsSection as TestsSection
 from nouscoder.config.verifier import TlsSection as TlsSection
 from nouscoder.config.verifier import ToolSessionsSection as ToolSessionsSection
 from nouscoder.config.verifier import VerifierSection as VerifierSection
+from nouscoder.sections import ConfigError as ConfigError
+from nouscoder.sections import Section as Section

@@ -10,17 +10,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field
 
-from nouscoder.config.base import InputFile, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.domain.staleness import StalePolicy
 from nouscoder.domain.verdict import NoThinkingReward, OverlongReward, RewardRule
-
-_NAMES = "epochs, subset, pass_rates, pools, potential, priorities"
+from nouscoder.sections import InputFile, OneOf, Section, ServiceSection, grpc_address
 
 
 def _name(name: str) -> Any:
-    return Field(name, description=f"which problems are sampled, one of {_NAMES}; docs/recipes.md has the keys of each")
+    return Field(name, description="which problems are sampled; docs/recipes.md has the keys of each")
 
 
 def _pass_rates() -> Any:
@@ -144,13 +142,13 @@ class PrioritiesCurriculum(_CurriculumSection):
 
 
 CurriculumSection = Annotated[
-    Annotated[EpochsCurriculum, Tag("name=epochs")]
-    | Annotated[SubsetCurriculum, Tag("name=subset")]
-    | Annotated[PassRatesCurriculum, Tag("name=pass_rates")]
-    | Annotated[PoolsCurriculum, Tag("name=pools")]
-    | Annotated[PotentialCurriculum, Tag("name=potential")]
-    | Annotated[PrioritiesCurriculum, Tag("name=priorities")],
-    chosen_by("name", "epochs", _NAMES, "curriculum_name"),
+    EpochsCurriculum
+    | SubsetCurriculum
+    | PassRatesCurriculum
+    | PoolsCurriculum
+    | PotentialCurriculum
+    | PrioritiesCurriculum,
+    OneOf("name", default="epochs"),
 ]
 
 

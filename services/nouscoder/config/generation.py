@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from nouscoder.config.base import InputFile, OutputFile, Section, ServiceSection, chosen_by, grpc_address
 from nouscoder.config.devices import Device, device_key
 from nouscoder.config.verifier import TlsSection
 from nouscoder.domain.conversation import TEXT_CHARS, TURNS
 from nouscoder.domain.policy import Transport, WeightTransfer
 from nouscoder.domain.prompt import PromptForm
-
-_KINDS = "single_turn, feedback, interpreter, agent, entry_point"
+from nouscoder.entry_points import PATTERN
+from nouscoder.sections import InputFile, OneOf, Options, OutputFile, Section, ServiceSection, grpc_address
 
 
 def _kind(kind: str) -> Any:
@@ -128,17 +127,13 @@ class EntryPointSection(ToolsSection):
     """A class of the user, as docs/environments.md describes."""
 
     kind: Literal["entry_point"] = _kind("entry_point")
-    entry_point: str = Field(pattern=r"^[\w.]+:\w+$", description="package.module:Class")
-    options: dict[str, str | int | float | bool] = Field({}, description="options of the class, passed to it unchecked")
+    entry_point: str = Field(pattern=PATTERN, description="package.module:Class")
+    options: Options = Field({}, description="options of the class, passed to it unchecked")
 
 
 Environment = Annotated[
-    Annotated[SingleTurnSection, Tag("kind=single_turn")]
-    | Annotated[FeedbackSection, Tag("kind=feedback")]
-    | Annotated[InterpreterSection, Tag("kind=interpreter")]
-    | Annotated[AgentSection, Tag("kind=agent")]
-    | Annotated[EntryPointSection, Tag("kind=entry_point")],
-    chosen_by("kind", "single_turn", _KINDS, "environment_kind"),
+    SingleTurnSection | FeedbackSection | InterpreterSection | AgentSection | EntryPointSection,
+    OneOf("kind", default="single_turn"),
 ]
 
 

@@ -5,27 +5,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from enum import StrEnum
 
 from pydantic import Field
 
-from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 from nouscoder.config.devices import Device, device_key
-from nouscoder.config.objective import (
-    AdvantageSection,
-    CorrectionKind,
-    CorrectionSection,
-    DapoSettings,
-    DecayKind,
-    DistillationSettings,
-    EntropySection,
-    ObjectiveSettings,
-    PpoSettings,
-    Proximal,
-    ReferenceKlSection,
-    ScheduleSection,
-)
+from nouscoder.objectives.advantage import AdvantageSection
+from nouscoder.objectives.correction import CorrectionKind, CorrectionSection
+from nouscoder.objectives.dapo import Dapo
+from nouscoder.objectives.distillation import Distillation
+from nouscoder.objectives.entropy import EntropySection
+from nouscoder.objectives.ppo import Ppo, Proximal
+from nouscoder.objectives.reference_kl import ReferenceKlSection
+from nouscoder.objectives.registry import ObjectiveSettings
+from nouscoder.sections import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 
 
 class ComputeType(StrEnum):
@@ -125,12 +120,47 @@ class ActivationCheckpointing(StrEnum):
     OFFLOADED = "offloaded"
 
 
+class DecayKind(StrEnum):
+    """The learning rate after the warm-up."""
+
+    CONSTANT = "constant"
+    COSINE = "cosine"
+
+
+class ScheduleSection(Section):
+    """The learning rate over the steps of the run."""
+
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    decay: DecayKind = Field(DecayKind.CONSTANT, description="after the warm-up; cosine: falls until decay_steps")
+    decay_steps: int = Field(0, ge=0, description="for cosine: the step, from the run's start, that reaches the floor")
+    floor: float = Field(0.0, ge=0, le=1, description="for cosine: the lowest rate, as a share of learning_rate")
+
+    def _faults(self) -> Iterator[str]:
+        if self.decay is DecayKind.COSINE and self.decay_steps <= self.warmup_steps:
+            yield "cosine needs decay_steps above warmup_steps"
+        if self.decay is DecayKind.CONSTANT and (self.decay_steps or self.floor):
+            yield "decay_steps and floor are for decay cosine"
+
+    def factor(self, step: int) -> float:
+        """The factor on learner.learning_rate for the step after `step` steps, in (0, 1].
+
+        Warm-up: (step + 1) / (warmup_steps + 1). Cosine (Loshchilov and Hutter, arXiv 1608.03983, equation 5): from 1
+        at the end of the warm-up to `floor` at decay_steps, and `floor` after it.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.decay is DecayKind.CONSTANT:
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
+        return self.floor + (1.0 - self.floor) * (1.0 + math.cos(math.pi * done)) / 2.0
+
+
 class LearnerSection(ServiceSection):
     """Objective, optimizer and checkpoints."""
 
     grpc: str = grpc_address(50054)
     objective: ObjectiveSettings = Field(
-        DapoSettings(), description="the objective, one of several sections, chosen by its key name; default dapo"
+        Dapo(), description="the objective, one of several sections, chosen by its key name; default dapo"
     )
     correction: CorrectionSection = CorrectionSection()
     reference_kl: ReferenceKlSection = ReferenceKlSection()
@@ -247,7 +277,7 @@ class LearnerSection(ServiceSection):
     @property
     def teacher(self) -> str:
         """The folder of the teacher, which is the reference policy then; empty when it is the initial policy."""
-        return self.objective.teacher if isinstance(self.objective, DistillationSettings) else ""
+        return self.objective.teacher if isinstance(self.objective, Distillation) else ""
 
     @property
     def corrects_other_policies(self) -> bool:
@@ -256,7 +286,7 @@ class LearnerSection(ServiceSection):
 
     @property
     def _ratio_is_to_the_sampler(self) -> bool:
-        return isinstance(self.objective, PpoSettings) and self.objective.proximal is Proximal.SAMPLER
+        return isinstance(self.objective, Ppo) and self.objective.proximal is Proximal.SAMPLER
 
     def _faults(self) -> Iterator[str]:
         if self._ratio_is_to_the_sampler and self.correction.kind is not CorrectionKind.NONE:

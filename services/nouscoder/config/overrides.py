@@ -18,9 +18,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from nouscoder.config.base import ConfigError, keys_of, place_paths
 from nouscoder.config.run import StageSection
 from nouscoder.errors import did_you_mean
+from nouscoder.sections import ConfigError, keys_of, place_paths
 
 _STAGES = ["plan", "stages"]
 

@@ -18,8 +18,8 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from nouscoder.config.base import ConfigError, Section
 from nouscoder.errors import did_you_mean
+from nouscoder.sections import ConfigError, Section
 
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")

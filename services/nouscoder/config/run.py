@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from nouscoder.config.base import InputFile, Model, OutputFile, OutputPath, RunInput, Section
 from nouscoder.config.generation import GenerationSection
 from nouscoder.domain.plan import StartFrom
 from nouscoder.domain.submission import LANGUAGES, language_name
+from nouscoder.sections import InputFile, Model, OutputFile, OutputPath, RunInput, Section
 
 
 class SinkName(StrEnum):

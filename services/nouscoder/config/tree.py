@@ -17,7 +17,6 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from nouscoder.config.base import TAGS, ConfigError, Section, keys_of, kinds_with, place_paths
 from nouscoder.config.broker import OF_A_STAGE, BrokerSection
 from nouscoder.config.generation import GenerationSection, InterpreterSection, ToolsSection
 from nouscoder.config.learner import LearnerSection, SftSection
@@ -39,6 +38,7 @@ from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
 from nouscoder.errors import did_you_mean, plain_fault, why_unreadable
 from nouscoder.input_file import regular
+from nouscoder.sections import TAGS, ConfigError, Section, keys_of, kinds_with, place_paths
 
 # Keys that had another name before: old name -> name. The old ones are still read, so that the folders of earlier runs
 # and the files of users go on.
@@ -279,7 +279,7 @@ def load_config(path: Path | None, overrides: Iterable[str] = (), folder: Path |
     """Read a file and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
 
     A file whose name ends in .json is JSON, any other is TOML. Relative paths of the file start at `folder`, by default
-    its own, those of an override at the working directory (config/base.py). Raises ConfigError with a sentence for each
+    its own, those of an override at the working directory (sections.py). Raises ConfigError with a sentence for each
     fault.
     """
     tree = with_overrides(read_given(path, folder=folder).file, overrides, place="" if path is None else f"{path}: ")

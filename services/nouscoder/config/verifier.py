@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 from nouscoder.private_folder import temporary_folder
+from nouscoder.sections import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 
 
 class ModalSection(Section):

@@ -41,7 +41,7 @@ from nouscoder.demo.families import Parameters
 from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_policy, save_policy
 from nouscoder.demo.problems import FAMILY_BY_NAME, DemoProblem, prompt_of
 from nouscoder.domain.rollout import Rollout
-from nouscoder.learner.state.run_log import Line
+from nouscoder.learner.state.line_file import Line
 from nouscoder.self_play.judgement import proposal_text
 from nouscoder.sft.reading import demonstration
 from nouscoder.sft.training import SupervisedTraining

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nouscoder.domain.advantage import SCORE_DIGITS
+from nouscoder.domain.signal import SCORE_DIGITS
 
 
 class GroupOutcome(NamedTuple):

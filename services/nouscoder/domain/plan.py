@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nouscoder.domain.advantage import SCORE_DIGITS
+from nouscoder.domain.signal import SCORE_DIGITS
 
 
 class StartFrom(StrEnum):

@@ -19,16 +19,19 @@ from transformers import PreTrainedModel
 from nouscoder.config import Config, LearnerSection, load_config
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import Unusable
-from nouscoder.learner.metrics.step import score
 from nouscoder.learner.model.admission import admit
 from nouscoder.learner.model.logprobs import Scorer, score_tokens
-from nouscoder.learner.model.packing import pack, row_budget
+from nouscoder.learner.model.packed_attention import row_budget
+from nouscoder.learner.model.packing import pack
 from nouscoder.learner.model.weights import empty_model, load_model, put_weights
-from nouscoder.learner.objectives.base import LossInputs, Objective, ObjectiveTerms, SharedTerms, clipped_tokens
-from nouscoder.learner.objectives.registry import OBJECTIVES, PUBLISHED
-from nouscoder.learner.publication.published import version_folder
+from nouscoder.learner.publication.publisher import version_folder
+from nouscoder.learner.scoring import score
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.trainer import counts_of, loss_inputs
+from nouscoder.objectives.base import LossInputs, Objective, ObjectiveTerms
+from nouscoder.objectives.clip import clipped_tokens
+from nouscoder.objectives.loss import SharedTerms, SurrogateLoss
+from nouscoder.objectives.registry import PUBLISHED
 from nouscoder.policy_folder.policy_tensors import PolicyTensors, merge_experts
 from nouscoder.policy_folder.weights_files import policy_files
 
@@ -89,7 +92,7 @@ def compare(
     budget = min(row_budget(model, settings.microbatch_tokens) for model in (policy, old_policy))
     parts = pack([item.graded.rollout for item in scored], budget, policy.device)
     shared = SharedTerms(correction=settings.correction)
-    tallies = {name: _Tally(OBJECTIVES[type(section)](section, shared)) for name, section in PUBLISHED.items()}
+    tallies = {name: _Tally(SurrogateLoss(section, shared)) for name, section in PUBLISHED.items()}
     counts = counts_of(scored)
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     for part in parts:

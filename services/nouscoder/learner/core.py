@@ -25,17 +25,19 @@ from nouscoder.domain.learner_state import RunIdentity, TrainedState
 from nouscoder.domain.policy import PolicyManifest, Transport, WeightTransfer
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.loading import prepare_thread, trainer_at
-from nouscoder.learner.metrics.step import TokenRecords, TrainedBatch
+from nouscoder.learner.metrics.step import TrainedBatch
+from nouscoder.learner.metrics.token_records import TokenRecords
 from nouscoder.learner.model.weights import stored_dtypes
 from nouscoder.learner.parallel.rank_messages import Leader, RankMessage, RankMessageKind
 from nouscoder.learner.parallel.ranks import Ranks
 from nouscoder.learner.publication.by_ranks import fits
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
-from nouscoder.learner.state.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.batch_settings import BatchSettings
+from nouscoder.learner.state.checkpoint_store import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
 from nouscoder.learner.state.first_policy import require_first_policy
 from nouscoder.learner.state.run_files import RunFiles, open_identity
 from nouscoder.learner.state.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
-from nouscoder.learner.state.saved_batches import BatchSettings, SavedBatches
+from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.trainer import Trainer
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 

@@ -19,13 +19,11 @@ from nouscoder.config import Config
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.model.reference import reference_policy
 from nouscoder.learner.model.weights import empty_model, load_model, stored_dtypes, trained_weights
-from nouscoder.learner.objectives.base import Objective
 from nouscoder.learner.parallel.ranks import Ranks, own_part
-from nouscoder.learner.state.checkpoint import Checkpoint, restore, verified_checkpoint
+from nouscoder.learner.state.checkpoint_store import Checkpoint, restore, verified_checkpoint
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.trainer import Trainer
-
-# A new run that begins with the checkpoint of another run.
+from nouscoder.objectives.base import Objective
 
 _KEY = "learner.first_checkpoint"
 
@@ -54,9 +52,6 @@ def _rounds_to(weight: Tensor, first: Tensor, stored: torch.dtype | None) -> boo
     if stored is None:  # the folder divides it among several tensors
         return True
     return torch.equal(own_part(weight).to(stored).to(first.dtype), own_part(first))
-
-
-# Trainers of a run.
 
 
 def prepare_thread(num_threads: int) -> None:

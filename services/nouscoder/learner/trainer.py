@@ -6,15 +6,6 @@ gradient is not finite, TrainingError is raised before the weights of that step 
 
 A step is skipped, so that it changes neither weights nor optimizer, when its gradient's norm is above
 learner.skip_gradient_norm or when all its rollouts are masked. It counts as a step, and it is logged and counted.
-
-With adaptive entropy control the coefficient of the entropy bonus follows the entropy of the batches: He et al.,
-"Skywork Open Reasoner 1", arXiv 2505.22312. With e_k the mean entropy of the loss tokens of batch k before its first
-step, and c_0 = entropy.coefficient:
-
-    coefficient of batch k = c_k if e_k <= target, else 0
-    c_{k+1} = clip(c_k + delta if e_k < target, c_k - delta if e_k > target, else c_k;  0, maximum)
-
-Without a target the coefficient is entropy.coefficient. c_k is part of every checkpoint.
 """
 
 from __future__ import annotations
@@ -32,67 +23,25 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from nouscoder.config import Config, DecayKind, EntropySection, LearnerSection, ScheduleSection
+from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.metrics.diagnostics import StepDiagnostics
-from nouscoder.learner.metrics.step import (
-    ScoredRollout,
-    StepMetrics,
-    TokenTraces,
-    TrainedBatch,
-    inspected,
-    minibatches,
-    score,
-    statistics_of,
-)
+from nouscoder.learner.metrics.step import StepMetrics, TokenTraces, TrainedBatch
 from nouscoder.learner.model.computation import Computation
 from nouscoder.learner.model.logprobs import Scorer, TokenScores
-from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack_row, row_budget
-from nouscoder.learner.model.reference import ModelRewards
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective
-from nouscoder.learner.objectives.registry import objective_of
+from nouscoder.learner.model.packed_attention import row_budget
+from nouscoder.learner.model.packing import MicroBatch, input_lengths, pack_row
+from nouscoder.learner.model.reward_scores import ModelRewards
 from nouscoder.learner.optimizer import optimizer_of
 from nouscoder.learner.parallel.balance import Cost, rounds
 from nouscoder.learner.parallel.ranks import Ranks, whole
+from nouscoder.learner.scoring import ScoredRollout, inspected, minibatches, score, statistics_of
 from nouscoder.learner.state.run_files import RunFiles
-
-# The learning rate of each step: linear warm-up, then constant or a cosine down to a floor.
-
-
-def learning_rate_factor(schedule: ScheduleSection, step: int) -> float:
-    """The factor on learner.learning_rate for the step after `step` steps, in (0, 1].
-
-    Warm-up: (step + 1) / (warmup_steps + 1). Cosine (Loshchilov and Hutter, arXiv 1608.03983, equation 5): from 1 at
-    the end of the warm-up to `floor` at decay_steps, and `floor` after it.
-    """
-    if step < schedule.warmup_steps:
-        return (step + 1) / (schedule.warmup_steps + 1)
-    if schedule.decay is DecayKind.CONSTANT:
-        return 1.0
-    done = min(1.0, (step - schedule.warmup_steps) / (schedule.decay_steps - schedule.warmup_steps))
-    return schedule.floor + (1.0 - schedule.floor) * (1.0 + math.cos(math.pi * done)) / 2.0
-
-
-# Adaptive entropy control.
-
-
-def active_coefficient(settings: EntropySection, coefficient: float, entropy: float) -> float:
-    """The coefficient in the loss of a batch, from c_k and e_k."""
-    return coefficient if entropy <= settings.target else 0.0
-
-
-def next_coefficient(settings: EntropySection, coefficient: float, entropy: float) -> float:
-    """c_{k+1} from c_k and e_k."""
-    if entropy < settings.target:
-        coefficient += settings.delta
-    elif entropy > settings.target:
-        coefficient -= settings.delta
-    return min(max(coefficient, 0.0), settings.maximum)
-
-
-# The loop over one batch.
+from nouscoder.objectives.base import LossInputs, MinibatchCounts, Objective
+from nouscoder.objectives.loss import SharedTerms
+from nouscoder.objectives.registry import objective_of
 
 
 class TrainingError(NousCoderError):
@@ -197,7 +146,9 @@ class Trainer:
     def use(self, settings: LearnerSection) -> None:
         """Train with these settings from now on. Raises ValueError without a reference policy, and Unusable."""
         self._settings = settings
-        self._objective = self._given_objective or objective_of(settings)
+        self._objective = self._given_objective or objective_of(
+            settings.objective, SharedTerms(settings.correction, settings.reference_kl, settings.entropy)
+        )
         self._model_rewards.use(settings)
         if not settings.entropy.target:
             self.entropy_coefficient = settings.entropy.coefficient
@@ -258,9 +209,9 @@ class Trainer:
         if not self._objective.needs.batch_entropy:
             return tuple(self._take_step(minibatch, self.entropy_coefficient) for minibatch in minibatches)
         settings, entropy = self._settings.entropy, self._mean_entropy(minibatches)
-        active = active_coefficient(settings, self.entropy_coefficient, entropy)
+        active = settings.active(self.entropy_coefficient, entropy)
         steps = tuple(self._take_step(minibatch, active) for minibatch in minibatches)
-        self.entropy_coefficient = next_coefficient(settings, self.entropy_coefficient, entropy)
+        self.entropy_coefficient = settings.following(self.entropy_coefficient, entropy)
         return steps
 
     def _pack(self, scored: Sequence[ScoredRollout]) -> _Minibatch:
@@ -307,7 +258,7 @@ class Trainer:
         norm = self._clip_gradient(loss) if minibatch.parts else 0.0
         limit = self._settings.skip_gradient_norm
         skipped = not minibatch.parts or (limit > 0 and norm > limit)
-        rate = self._settings.learning_rate * learning_rate_factor(self._settings.schedule, self.step)
+        rate = self._settings.learning_rate * self._settings.schedule.factor(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if not skipped:

@@ -37,9 +37,11 @@ from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.metrics.prometheus import LearnerMetrics, WaitReason
 from nouscoder.learner.metrics.step import TrainedBatch
 from nouscoder.learner.model.computation import compute_dtype
-from nouscoder.learner.parallel.balance import flops_of_sums, measured_peak_flops
-from nouscoder.learner.publication.publisher import PolicySender, Publication, Recovery
-from nouscoder.learner.state.checkpoints import Checkpoints
+from nouscoder.learner.parallel.operations import flops_of_sums, measured_peak_flops
+from nouscoder.learner.publication.publication import Publication
+from nouscoder.learner.publication.sender import PolicySender
+from nouscoder.learner.recovery import Recovery
+from nouscoder.learner.state.checkpoint_schedule import Checkpoints
 from nouscoder.learner.state.curriculum_copy import CurriculumCopy
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.state.run_log import BatchSeconds

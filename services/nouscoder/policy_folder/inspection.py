@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from nouscoder.config.base import HUB_ID
 from nouscoder.errors import Unusable
 from nouscoder.input_file import json_object, regular
 from nouscoder.policy_folder.weights_files import WeightsMissing, WeightsUnusable, stored_weights
+from nouscoder.sections import HUB_ID
 
 _STOP_FILES = ("generation_config.json", "config.json")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")

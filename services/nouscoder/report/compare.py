@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.domain.advantage import SCORE_DIGITS
+from nouscoder.domain.signal import SCORE_DIGITS
 from nouscoder.errors import Unusable
 from nouscoder.report.charts import Chart, Series, format_number, line_chart, scrolled_table, with_error
 from nouscoder.report.curves import Drawn, at_k, by_batch, common_k, figure, over_batches

@@ -14,9 +14,9 @@ from pathlib import Path
 from nouscoder.broker.curriculum import open_curriculum
 from nouscoder.config import Config
 from nouscoder.data.problem_index import all_held_out, fitting, has_index, in_languages, open_index
-from nouscoder.domain.advantage import has_signal
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.domain.run_status import DeadLetter, GivenUpFor, RunStatus
+from nouscoder.domain.signal import has_signal
 
 FILE = "untrained.json"
 _NAMED = 3  # problems of a cause in a line; the file has all

@@ -22,7 +22,8 @@ from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.admission import choose_rows, probes, short_spans
 from nouscoder.learner.model.logprobs import attending_alone
-from nouscoder.learner.model.packing import RowLayout, attend_packed, last_states, packs, plan
+from nouscoder.learner.model.packed_attention import RowLayout, attend_packed, last_states, packs
+from nouscoder.learner.model.packing import plan
 from nouscoder.policy_folder.finished_chat import unmarked
 from nouscoder.policy_folder.pretrained import load_pretrained, load_whole
 from nouscoder.policy_folder.prompt_file import recorded_prompt

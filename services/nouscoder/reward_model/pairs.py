@@ -16,7 +16,7 @@ from pydantic import Field
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.data.bounded_files import checked_records
-from nouscoder.domain.advantage import SCORE_DIGITS
+from nouscoder.domain.signal import SCORE_DIGITS
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.samples import ScoredProblem
 from nouscoder.formats.body import Body

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, ConfigError, DecayKind, EnvironmentSection, VerifierSection
-from nouscoder.config.base import PathKind, keys_of
 from nouscoder.config.broker import EpochsCurriculum
 from nouscoder.config.devices import device_fault, has_gpu, no_gpu_in_torch
 from nouscoder.data.check import CheckedFile, check_file, library_fault_here
@@ -43,6 +42,7 @@ from nouscoder.run.held_out import leak_lines
 from nouscoder.run.languages import grades_here, left_out_sentences, missing_here, with_languages
 from nouscoder.run.sinks.targets import missing_packages
 from nouscoder.run.token_limits import left_out_lines, length_faults, position_faults, prompt_faults
+from nouscoder.sections import PathKind, keys_of
 
 _REDIS_TIMEOUT_S = 5.0
 _MOST_FAULTS = 20  # of a problem file in one message

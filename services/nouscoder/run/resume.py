@@ -9,7 +9,7 @@ last start. So a value of --set lasts, although the file still has the old one.
 
 INVARIANT: a start with a new value that the run cannot take changes nothing on the disk. A value that is taken is in
 config.toml and in config_history.jsonl before a service starts. Batches that were trained before keep the values of
-their first training (learner/state/saved_batches.py), so a crash changes nothing of what is done.
+their first training (learner/state/batch_settings.py), so a crash changes nothing of what is done.
 
 A run has finished when summary.json is there. It goes on when there are batches left and a value of CONTINUES is new.
 Its last evaluation becomes one of those during the run, and its last policy and checkpoint are kept like theirs.

@@ -14,9 +14,9 @@ import tomli_w
 
 from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
 from nouscoder.config import Config, ConfigError, VerifierSection
-from nouscoder.config.base import keys_of
 from nouscoder.policy_folder.inspection import engine_faults, faults_of, is_hub_id
 from nouscoder.run.preflight import fault_of, no_such, require_gradable
+from nouscoder.sections import keys_of
 
 # The inputs.
 

@@ -33,7 +33,7 @@ from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefu
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.model.weights import stored_dtypes
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer

@@ -24,7 +24,7 @@ from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.errors import Unusable
 from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.learner.parallel.ranks import Ranks
-from nouscoder.learner.state.run_log import Line
+from nouscoder.learner.state.line_file import Line
 from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.prompt_file import prompt_lines, trained_prompt
 from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer

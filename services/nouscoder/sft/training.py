@@ -17,19 +17,20 @@ from pathlib import Path
 
 import torch
 
-from nouscoder.config import AdvantageSection, Config, DecayKind, PolicySection, ScheduleSection
+from nouscoder.config import Config, DecayKind, PolicySection, ScheduleSection
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.model.weights import stored_dtypes
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms
 from nouscoder.learner.parallel.ranks import Ranks, naming_lost_ranks
-from nouscoder.learner.publication.published import PolicyPublisher, StagedPolicy
-from nouscoder.learner.state.checkpoint import CheckpointStore, Progress, begin_part
+from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
+from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress, begin_part
 from nouscoder.learner.state.first_policy import require_first_policy
+from nouscoder.learner.state.line_file import Line, LineFile
 from nouscoder.learner.state.run_files import RunFiles
-from nouscoder.learner.state.run_log import Line, LineFile
 from nouscoder.learner.trainer import TrainingInterrupted
+from nouscoder.objectives.advantage import AdvantageSection
+from nouscoder.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.sft.reading import batch_of

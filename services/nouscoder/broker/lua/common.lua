@@ -232,7 +232,7 @@ local function complete_group(group)
     end
   end
   note_complete(#graded, accepted, reward_sum)
-  -- As has_signal in domain/advantage.py: rewards that differ by rounding alone are equal.
+  -- As has_signal in domain/signal.py: rewards that differ by rounding alone are equal.
   local varied = high - low > math.max(R.equal_share * math.max(-low, high), R.equal_difference)
   local is_filtered = not varied and may_filter()
   note_problem(problem, redis.call('HGET', group_key(group), 'place'), #graded, accepted, no_code, is_filtered)

@@ -1,5 +1,7 @@
 """The formats by name. A module of this package is an importer if it has a dict FORMATS; no list names the modules.
 
+A format of the user is an entry point, `package.module:name`, as `nouscoder data import` takes it.
+
 `read_referenced` reads problem files of every form: JSON lines, parquet, and two data sets as published.
 LeetCodeDataset and rllm's CodeContests are recognised by their first row; other data sets are imported first.
 """
@@ -7,6 +9,7 @@ LeetCodeDataset and rllm's CodeContests are recognised by their first row; other
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +20,7 @@ from nouscoder.data.importers.fields import Rejected
 from nouscoder.data.importers.rows import Format, file_rows
 from nouscoder.data.problem_parquet import is_parquet, read_problem_file
 from nouscoder.data.problems import FileFault, ProblemFileError, ReferencedProblem
+from nouscoder.entry_points import PATTERN, load_entry_point
 from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.input_file import regular
 
@@ -31,7 +35,12 @@ FORMATS = dict(sorted(FORMATS.items()))
 
 
 def format_named(name: str) -> Format:
-    """The format of this name. Raises Unusable."""
+    """The format of this name, or that of the user which `package.module:name` names. Raises Unusable."""
+    if re.fullmatch(PATTERN, name):
+        users = load_entry_point("the format", name)
+        if not isinstance(users, Format):
+            raise Unusable(f"the format {name!r} is no nouscoder.data.importers.rows.Format")
+        return users
     if name not in FORMATS:
         raise Unusable(
             f"there is no format {name!r}{did_you_mean(name, FORMATS)} (known formats: {', '.join(FORMATS)})"

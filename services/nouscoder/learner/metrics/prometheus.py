@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nouscoder.learner.metrics.step import BatchStatistics, TrainedBatch
+from nouscoder.learner.metrics.step import TrainedBatch
+from nouscoder.learner.scoring import BatchStatistics
 from nouscoder.recorded_evaluations import Figures, RecordedEvaluations
 
 _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -197,7 +198,7 @@ class LearnerMetrics:
         self._policy_version.set(policy_version)
 
     def trained(self, batch: TrainedBatch, flops: float, peak_flops: float) -> None:
-        """Show a batch. `flops` are the operations of its steps (balance.py), `peak_flops` those of all devices."""
+        """Show a batch. `flops` are the operations of its steps (operations.py), `peak_flops` those of all devices."""
         self._steps.inc(len(batch.steps))
         self._skipped.inc(sum(step.skipped for step in batch.steps))
         self._last_step.set(time.time())

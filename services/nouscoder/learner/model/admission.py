@@ -36,7 +36,8 @@ from transformers import PreTrainedModel
 
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.logprobs import Scorer
-from nouscoder.learner.model.packing import MicroBatch, RowLayout, attend_alone, packs
+from nouscoder.learner.model.packed_attention import RowLayout, attend_alone, packs
+from nouscoder.learner.model.packing import MicroBatch
 from nouscoder.learner.parallel.ranks import Ranks
 
 log = logging.getLogger(__name__)

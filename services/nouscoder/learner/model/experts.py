@@ -25,8 +25,6 @@ from transformers import PreTrainedModel
 from nouscoder.domain.rollout import Rollout
 from nouscoder.policy_folder.policy_tensors import routers_of
 
-# The recorded experts of the rollouts of a row.
-
 NOT_RECORDED = -1
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -72,9 +70,6 @@ def _recorded(rollout: Rollout) -> Ids | None:
     if found is None:
         return None
     return np.frombuffer(found.ids, found.ids.format).reshape(-1, found.num_layers, found.top_k)
-
-
-# The layers that use them.
 
 
 def replay_experts(model: PreTrainedModel) -> None:

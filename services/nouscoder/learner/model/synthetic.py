@@ -13,7 +13,7 @@ from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.learner.model.packing import PACKED_ATTENTION
+from nouscoder.learner.model.packed_attention import PACKED_ATTENTION
 
 _FIRST_CHARACTER = 3  # ids below are special tokens
 

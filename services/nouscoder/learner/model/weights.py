@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.adapters import adapted_layers, adapter_of
-from nouscoder.learner.model.packing import attend_packed
+from nouscoder.learner.model.packed_attention import attend_packed
 from nouscoder.learner.parallel.ranks import whole
 from nouscoder.policy_folder.policy_tensors import Adapter, merged
 from nouscoder.policy_folder.pretrained import build_model, load_pretrained, load_whole

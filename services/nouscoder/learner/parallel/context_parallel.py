@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from nouscoder.learner.model.packing import Layout, MicroBatch, Segments
+from nouscoder.learner.model.packed_attention import Layout, Segments
+from nouscoder.learner.model.packing import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,35 +4,12 @@ Zhao et al., "PyTorch FSDP", arXiv 2304.11277.
 
 INVARIANT: all ranks make the same calls of a Ranks in the same order. A call that another rank does not answer ends
 with RankLost within `patience_s`.
-
-Which rank this process is follows from the environment variables of what started it:
-
-| started by | rank | number of ranks | address of rank 0 |
-|---|---|---|---|
-| torchrun | RANK | WORLD_SIZE | MASTER_ADDR |
-| a LeaderWorkerSet | LWS_WORKER_INDEX | LWS_GROUP_SIZE | LWS_LEADER_ADDRESS |
-| a JobSet or an indexed Job | JOB_COMPLETION_INDEX | WORLD_SIZE | MASTER_ADDR |
-| a StatefulSet | the number at the end of POD_NAME, else of HOSTNAME | WORLD_SIZE | MASTER_ADDR |
-
-The first row whose variable for the rank is set counts. Kubernetes does not tell a pod of the last two kinds how many
-pods there are nor where the first one is, so their template sets WORLD_SIZE and MASTER_ADDR. The port is MASTER_PORT,
-or torchrun's 29500. A pod with several devices runs torchrun, whose variables come first.
-
-The ranks of a group that begins find each other in its store (rendezvous). torchrun keeps one store while it starts a
-group again, so the store may hold what an earlier start left there. Each other rank says hello under a name that it
-makes up, and rank 0 answers that name with the name of this start, until all have confirmed it. All that follows is
-kept under the name of the start.
-
-INVARIANT: the ranks of one start get the same part of the store, and no other start uses that part.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -49,110 +26,8 @@ from transformers import PreTrainedModel
 
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.parallel.context_parallel import DistributedRow
-
-# The rendezvous of a group that begins, in its store.
-
-_LOOK_AGAIN_S = 0.05
-
-
-class NobodyCame(NousCoderError):
-    """A rank did not come to the rendezvous in time. The message names it."""
-
-
-def meet(store: Store, rank: int, size: int, patience_s: float) -> Store:
-    """The part of the store for this start of the group. Each rank must call it once. Raises NobodyCame."""
-    until = time.monotonic() + patience_s
-    name = _invite(store, range(1, size), until) if rank == 0 else _come(store, rank, until)
-    return PrefixStore(f"start/{name}", store)
-
-
-def _invite(store: Store, others: Sequence[int], until: float) -> str:
-    start = uuid.uuid4().hex
-    missing = set(others)
-    while missing:
-        for rank in sorted(missing):
-            # What an earlier process of this rank said is answered too. Nobody reads that answer.
-            if store.check([f"hello/{rank}"]):
-                store.set(f"welcome/{store.get(f'hello/{rank}').decode()}", start)
-            if store.check([f"here/{start}/{rank}"]):
-                missing.remove(rank)
-        _wait_a_little(until, f"rank {min(missing, default=0)} of the learner")
-    return start
-
-
-def _come(store: Store, rank: int, until: float) -> str:
-    me = uuid.uuid4().hex
-    store.set(f"hello/{rank}", me)
-    while not store.check([f"welcome/{me}"]):
-        _wait_a_little(until, "rank 0 of the learner")
-    start = store.get(f"welcome/{me}").decode()
-    store.set(f"here/{start}/{rank}", "1")
-    return start
-
-
-def _wait_a_little(until: float, awaited: str) -> None:
-    if time.monotonic() > until:
-        raise NobodyCame(f"{awaited} did not come in time: see its log, and start the group again")
-    time.sleep(_LOOK_AGAIN_S)
-
-
-# Which rank this process is.
-
-_PORT = "29500"
-_ORDINAL = re.compile(r".*-(\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessRank:
-    """One process among `size`: its rank, its device on this machine, and where rank 0 listens."""
-
-    rank: int
-    size: int
-    local_rank: int
-    address: str
-    port: int
-
-
-def process_rank(environment: Mapping[str, str]) -> ProcessRank | None:
-    """The rank that the variables name; None for a process alone. Raises Unusable naming a missing or bad variable."""
-    in_set = "RANK" not in environment and "LWS_WORKER_INDEX" in environment  # of a LeaderWorkerSet
-    sizes, leaders = ("LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS") if in_set else ("WORLD_SIZE", "MASTER_ADDR")
-    if sizes not in environment or (size := _number(environment, sizes)) == 1:
-        return None
-    rank = _rank(environment)
-    if not rank < size:
-        raise Unusable(f"this process is rank {rank}, but {sizes} is {size}: ranks begin with 0")
-    defaults = {"MASTER_PORT": _PORT, "LOCAL_RANK": "0"}
-    port, local_rank = (_number({**defaults, **environment}, variable) for variable in defaults)
-    if not environment.get(leaders):
-        raise Unusable(f"{leaders} is not set: it names the machine of rank 0, which the other ranks connect to")
-    return ProcessRank(rank, size, local_rank, environment[leaders], port)
-
-
-def _rank(environment: Mapping[str, str]) -> int:
-    for variable in ("RANK", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX"):
-        if variable in environment:
-            return _number(environment, variable)
-    name = environment.get("POD_NAME") or environment.get("HOSTNAME", "")
-    if ordinal := _ORDINAL.fullmatch(name):
-        return int(ordinal[1])
-    raise Unusable(
-        "WORLD_SIZE is set, but nothing names the rank: start the learner with torchrun, or in a StatefulSet, a"
-        " LeaderWorkerSet or a JobSet"
-    )
-
-
-def _number(environment: Mapping[str, str], variable: str) -> int:
-    try:
-        value = int(environment[variable])
-    except ValueError:
-        value = -1
-    if value < 0 or (variable in ("WORLD_SIZE", "LWS_GROUP_SIZE") and not value):
-        raise Unusable(f"{variable} is {environment[variable][:100]!r}, which is not a number that a group can have")
-    return value
-
-
-# The ranks, and tensors that are divided among them.
+from nouscoder.learner.parallel.process_rank import ProcessRank, process_rank
+from nouscoder.learner.parallel.rendezvous import NobodyCame, meet
 
 Item = TypeVar("Item")
 

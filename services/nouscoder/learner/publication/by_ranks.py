@@ -9,7 +9,7 @@ same places as those of the version before, which this process has written. So a
                 writes its rows, and a file of what changed            write_rows
     rank 0      waits for all, and makes the deltas of the changes     finish
 
-INVARIANT: files and deltas have, byte for byte, what one process would write (published.py, delta.py). A version in
+INVARIANT: files and deltas have, byte for byte, what one process would write (publisher.py, delta.py). A version in
 which a rank could not write its part does not appear.
 """
 

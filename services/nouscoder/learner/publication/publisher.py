@@ -1,263 +1,240 @@
-"""Publishes policies while training continues, and has the broker hold what was trained.
+"""Published policies: policies/00000007/ holds the complete weights as safetensors files, with their digests.
 
-INVARIANT: after `settle` the broker holds what the learner trained, or the learner exits with a message that says why.
+Beside them it may hold deltas (policy_folder/delta.py): what changed since the version before. Then all ranks write the
+files of a version together (by_ranks.py). With adapters it holds only an adapter of the run's first policy
+(policy_folder/policy_tensors.py).
 
-INVARIANT: versions reach the broker in order, each after its files are complete. At most one publication is in
-progress. So when the weights of a version are copied, the broker knows all versions before it. The sender has a version
-before the broker announces it.
-
-INVARIANT: only the newest published policy is sent, byte for byte as in its files. Training and publication never wait
-for a transfer. Each transfer is one engine's, has a thread of its own, and ends by itself within the limits of
-policy_transfer/group.py and `limit_s`, also when its receivers die.
+INVARIANT: a published file never changes while its version is among the newest `keep`. Publishing the same weights as
+the same version again gives a manifest of the same digest.
 """
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
+import json
 import logging
-import socket
-import threading
-import time
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
-from torch.distributed.distributed_c10d import Store
+from safetensors.torch import save, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from nouscoder.config import Config
-from nouscoder.domain.policy import PolicyManifest, Rendezvous, WeightTransfer
-from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.learner.core import LearnerCore
-from nouscoder.learner.metrics.prometheus import LearnerMetrics
-from nouscoder.learner.publication.published import StagedPolicy
-from nouscoder.learner.state.curriculum_copy import CurriculumCopy
-from nouscoder.policy_transfer.group import TransferError, missing_for, open_rendezvous
-from nouscoder.policy_transfer.transfer import ShardImage, send_shards
-from nouscoder.rpc.addresses import unix_path
-from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.channel import PeerBehind, PeerRefused
+from nouscoder.atomic_files import prune, sha256_of, whole_folder
+from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
+from nouscoder.learner.model.weights import adapter_weights, weights_of
+from nouscoder.learner.parallel.ranks import Ranks
+from nouscoder.learner.publication.by_ranks import VersionByRanks
+from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
+from nouscoder.policy_folder.identity import tokenizer_digests, weights_digest
+from nouscoder.policy_folder.policy_tensors import Adapter, PolicyTensors, as_stored, unread_names
+from nouscoder.policy_folder.weights_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    shards_of,
+    weights_files,
+)
 
 log = logging.getLogger(__name__)
 
-# Policies sent from memory to memory.
+_NO_LIMIT = 2**63
 
-_MAX_TRANSFERS = 8  # each has a thread, a group and a buffer
-_MAX_RECEIVERS = 64
-_EVERYWHERE = ("0.0.0.0", "::", "[::]", "")
-
-
-class NotInMemory(NousCoderError):
-    """The policy is not the newest, or none is sent from memory here: its files must do."""
-
-
-class TooManyTransfers(NousCoderError):
-    """As many transfers as are allowed at once are in progress."""
+_OWN: Mapping[str, torch.dtype] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
-    """The newest policy. `changes` are the files of its delta, for engines that hold the policy of `base_digest`."""
+class StagedPolicy:
+    """A copy of the weights of a version, after `step` optimizer steps. Training does not change it.
+
+    With `adapter` there are no `weights`: they are those of the first policy, changed by it. With `by_ranks` there are
+    none either: each rank has its own.
+    """
 
     policy_version: int
-    digest: str
-    images: tuple[ShardImage, ...]
-    base_digest: str
-    changes: tuple[ShardImage, ...]
+    step: int
+    weights: dict[str, Tensor]
+    adapter: Adapter | None = None
+    by_ranks: VersionByRanks | None = None
 
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        policy_version: int,
+        step: int,
+        dtypes: Mapping[str, torch.dtype] = _OWN,
+        first: Path | None = None,
+    ) -> StagedPolicy:
+        """Copy the current weights of the model, each rounded to its type in `dtypes`, or in the model's own type.
 
-class PolicySender:
-    """Sends policies as generation.vllm.weight_transfer says; with `files` it sends none and keeps none in memory."""
-
-    def __init__(self, config: Config) -> None:
-        """Raises Unusable when this machine cannot send in this way."""
-        self._transfer = config.generation.vllm.weight_transfer
-        self._limit_s = config.generation.vllm.transfer_limit_s
-        self._host = config.learner.transfer_host or _host_of(config.learner.grpc)
-        # CUDA IPC is for processes that use one GPU. Others share the memory of the CPU.
-        is_one_gpu = config.shares_device and config.generation.vllm.tensor_parallel_size == 1
-        is_on_cpu = self._transfer is WeightTransfer.IPC and not is_one_gpu
-        self._device = torch.device("cpu" if is_on_cpu else config.learner.device)
-        self._offer: _Offer | None = None
-        self._room = threading.BoundedSemaphore(_MAX_TRANSFERS)
-        if missing := missing_for(self._transfer):
-            raise Unusable(f"generation.vllm.weight_transfer: {missing}")
-
-    def offer(self, policy: StagedPolicy, manifest: PolicyManifest) -> None:
-        """Keep a policy whose files are written, instead of the one before. Any thread."""
-        if self._transfer is WeightTransfer.FILES or policy.adapter is not None:
-            return
-        folder = Path(manifest.folder)
-        try:
-            images = tuple(ShardImage.of(folder / shard.name, policy.weights) for shard in manifest.shards)
-        except TransferError as error:
-            self._offer = None
-            log.warning("a policy is not sent from memory", extra={"reason": str(error)})
-            return
-        self._offer = _Offer(manifest.policy_version, manifest.digest, images, *_changes_of(manifest))
-
-    def begin(self, policy_version: int, digest: str, num_receivers: int, base_digest: str = "") -> Rendezvous:
-        """Begin to send a policy to `num_receivers` processes, which meet there as ranks 1 and up.
-
-        They get only the changes when they hold the policy before (`base_digest`) and it has a delta.
-
-        Raises NotInMemory, TooManyTransfers, TransferError.
+        What the model does not read of the folder `first` is added as it is there: a vision tower, heads for later
+        tokens. So what is written is as whole as the first policy.
         """
-        offer = self._offer
-        if offer is None or (offer.policy_version, offer.digest) != (policy_version, digest):
-            raise NotInMemory(f"policy version {policy_version} is not in the learner's memory: take its files")
-        if not 1 <= num_receivers <= _MAX_RECEIVERS:
-            raise NotInMemory(f"a transfer has 1 to {_MAX_RECEIVERS} receivers, not {num_receivers}")
-        if not self._room.acquire(blocking=False):
-            raise TooManyTransfers(f"{_MAX_TRANSFERS} transfers are in progress: take the files")
-        try:
-            rendezvous, store = open_rendezvous(self._host, 1 + num_receivers, self._transfer)
-            rendezvous = replace(rendezvous, changes=bool(base_digest) and base_digest == offer.base_digest)
-            # A daemon: a process that ends does not wait for a transfer.
-            threading.Thread(
-                target=self._send, args=(offer, rendezvous, store), name="policy-transfer", daemon=True
-            ).start()
-        except BaseException:
-            self._room.release()
-            raise
-        return rendezvous
+        copy = model.device.type == "cpu"  # on another device `weights_of` has copied them already
+        weights = {
+            name: tensor.to(dtypes.get(name, tensor.dtype), copy=copy).contiguous()
+            for name, tensor in as_stored(model, weights_of(model), dtypes).items()
+        }
+        if first is not None and (unread := unread_names(model, dtypes, weights)):
+            weights |= dict(PolicyTensors(weights_files(first)).read(unread))
+        return cls(policy_version, step, weights)
 
-    def _send(self, offer: _Offer, rendezvous: Rendezvous, store: Store) -> None:
-        started_s = time.monotonic()
-        extra: dict[str, object] = {"policy_version": offer.policy_version}
-        try:
-            images = offer.changes if rendezvous.changes else offer.images
-            send_shards(images, rendezvous, store, self._limit_s, self._device)
-        except Exception as error:  # a failed transfer must not harm the learner
-            log.warning("a policy was not sent", extra=extra | {"reason": str(error) or type(error).__name__})
-        else:
-            num_bytes = sum(image.num_bytes for image in images)
-            seconds = round(time.monotonic() - started_s, 3)
-            log.info("policy sent", extra=extra | {"num_bytes": num_bytes, "send_s": seconds})
-        finally:
-            self._room.release()
+    @classmethod
+    def of_adapter(cls, model: PreTrainedModel, policy_version: int, step: int) -> StagedPolicy:
+        """Copy the current adapter of the model, in float32."""
+        return cls(policy_version, step, {}, adapter_weights(model))
 
 
-def _changes_of(manifest: PolicyManifest) -> tuple[str, tuple[ShardImage, ...]]:
-    """(digest of the policy before, files of the delta); empty without a delta."""
-    if manifest.delta is None:
-        return "", ()
-    try:
-        files = [(Path(manifest.folder) / file.name).read_bytes() for file in manifest.delta.files]
-    except OSError as error:
-        log.warning("a delta is not sent from memory", extra={"reason": str(error)})
-        return "", ()
-    return manifest.delta.base_digest, tuple(ShardImage(data, ()) for data in files)
+@dataclass(slots=True)
+class PolicyPublisher:
+    """The folder policies/. Old versions are kept for some time, because a generation worker may still read one.
 
-
-def _host_of(address: str) -> str:
-    """The host of the learner's address, loopback for a unix socket.
-
-    One that means every interface becomes the address of this machine's name.
+    With `deltas` each version has also what changed since the one before, if this process wrote that. `first` is the
+    folder of the first policy, the base of all adapters, and has the tokenizer.
     """
-    if unix_path(address) is not None:
-        return "127.0.0.1"
-    host = address.rpartition(":")[0]
-    if host not in _EVERYWHERE:
-        return host
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
 
+    folder: Path
+    keep: int
+    transport: Transport = Transport.FOLDER
+    shard_bytes: int = _NO_LIMIT
+    deltas: bool = field(default=False, kw_only=True)
+    first: Path | None = field(default=None, kw_only=True)
+    _tokenizer: tuple[str, ...] = field(default=(), init=False)
+    _base: PolicyManifest | None = field(default=None, init=False)  # that of `first`, once it was needed
+    _before: PolicyManifest | None = field(default=None, init=False)  # the newest that this process has written
 
-# Publications, and the broker's state after them.
+    def write(self, policy: StagedPolicy) -> PolicyManifest:
+        """Write a version and remove the oldest. Raises StorageError, and WeightsMissing for the base of an adapter."""
+        final = version_folder(self.folder, policy.policy_version)
+        if policy.adapter is not None:
+            return self._write_adapter(final, policy, policy.adapter)
+        if policy.by_ranks is not None:
+            return self._write_by_ranks(final, policy, policy.by_ranks)
+        parts = _cut(policy.weights, self.shard_bytes)
+        delta = None
+        # After a crash the same version is often published again. Workers may be reading its files, so they stay.
+        if not all(_is_written(final / name, weights) for name, weights in parts.items()):
+            with whole_folder(final) as part:
+                for name, weights in parts.items():
+                    save_file(weights, part / name)
+                if len(parts) > 1:
+                    total = sum(tensor.nbytes for weights in parts.values() for tensor in weights.values())
+                    places = {tensor: name for name, weights in parts.items() for tensor in weights}
+                    index = {"metadata": {"total_size": total}, "weight_map": places}
+                    (part / INDEX_FILE).write_text(json.dumps(index, indent=1))
+                delta = self._write_delta(part, policy.policy_version, tuple(parts))
+        self._before = manifest = self._manifest(final, policy, parts, delta)
+        return self._identified(manifest, final)
 
-
-class Recovery:
-    """Used by the loop that trains and by the publication in the background; one call at a time."""
-
-    def __init__(self, core: LearnerCore, broker: BrokerClient, curriculum: CurriculumCopy) -> None:
-        self._core = core
-        self._broker = broker
-        self._curriculum = curriculum
-        self._one_at_a_time = asyncio.Lock()
-
-    async def settle(self, policy: PolicyManifest | None) -> bool:
-        """Have the broker hold all that was trained, with `policy` as the newest.
-
-        Returns True if it had forgotten something. Raises Unusable when the broker's state is of another run, or ahead
-        of the learner's disk.
-        """
-        async with self._one_at_a_time:
-            trained = replace(self._core.trained_state(policy), curriculum=await self._curriculum.state())
-            try:
-                restored = await self._broker.restore_run(trained)
-            except PeerRefused as error:
-                raise Unusable(str(error)) from error
-        if restored.was_behind:
-            log.warning(
-                "the broker had forgotten a part of the run: restored from this learner's state",
-                extra={"batches": self._core.progress.batch_id + 1, "rollouts_lost": restored.rollouts_lost},
-            )
-        return restored.was_behind
-
-
-class Publication:
-    """Publishes policies. The weights are copied in `training`, the training thread, and written in another thread."""
-
-    def __init__(
+    def _manifest(
         self,
-        core: LearnerCore,
-        broker: BrokerClient,
-        metrics: LearnerMetrics,
-        training: Executor,
-        recovery: Recovery,
-        sender: PolicySender | None = None,
-    ) -> None:
-        self._core = core
-        self._broker = broker
-        self._recovery = recovery
-        self._metrics = metrics
-        self._training = training
-        self._sender = sender
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="publication")
-        self._task: asyncio.Task[None] | None = None
-        self.known_version = -1  # the newest that the broker is known to have
-        self.newest: PolicyManifest | None = None  # that this process published
+        final: Path,
+        policy: StagedPolicy,
+        names: Iterable[str],
+        delta: PolicyDelta | None = None,
+        base: PolicyManifest | None = None,
+    ) -> PolicyManifest:
+        """That of a version whose files are written; removes the oldest versions."""
+        prune(self.folder, self.keep)
+        shards = tuple(_shard(final / name) for name in names)
+        version, step = policy.policy_version, policy.step
+        return PolicyManifest(version, step, str(final), shards, self.transport, delta, base=base)
 
-    def known(self, policy_version: int) -> None:
-        """Record that the broker has this version."""
-        self.known_version = max(self.known_version, policy_version)
-        self._metrics.published(self.known_version)
+    def begin_by_ranks(
+        self, policy_version: int, ranks: Ranks, fits: Callable[[Sequence[Path]], bool]
+    ) -> VersionByRanks | None:
+        """Begin a version that all ranks write. None when rank 0 must write it, from gathered weights.
 
-    async def begin(self) -> None:
-        """Wait for the previous publication or raise its error, copy the weights, and publish in the background."""
-        await self.settle()
-        loop = asyncio.get_running_loop()
-        policy = await loop.run_in_executor(self._training, self._core.stage_policy)
-        self._task = asyncio.create_task(self._publish(policy))
+        It must when no delta is wanted, when this process has not written the version before, when that has other
+        tensors than the model, and when the version is there already: workers may be reading it. Raises StorageError.
+        """
+        before, final = self._before, version_folder(self.folder, policy_version)
+        if not self.deltas or before is None or before.policy_version + 1 != policy_version or final.exists():
+            return None
+        files = [Path(before.folder) / shard.name for shard in before.shards]
+        is_possible = all(file.is_file() for file in files) and fits(files)
+        return VersionByRanks(final, files, ranks) if is_possible else None
 
-    async def settle(self) -> None:
-        """Wait for the publication in progress. Raises its error."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+    def _write_by_ranks(self, final: Path, policy: StagedPolicy, version: VersionByRanks) -> PolicyManifest:
+        before = self._before
+        assert before is not None, "begin_by_ranks needs it"
+        deltas = tuple(_shard(final / name) for name in version.finish())
+        delta = PolicyDelta(before.policy_version, before.digest, deltas)
+        names = [file.name for file in version.before]
+        self._before = manifest = self._manifest(final, policy, names, delta)
+        return self._identified(manifest, final)
 
-    def raise_if_failed(self) -> None:
-        """Raise the error of a failed publication, without waiting for one in progress."""
-        if self._task is not None and self._task.done():
-            self._task.result()
+    def _write_adapter(self, final: Path, policy: StagedPolicy, adapter: Adapter) -> PolicyManifest:
+        # Its files are read once, because they do not change during a run.
+        if self._base is None:
+            assert self.first is not None, "a publisher of adapters knows the first policy"
+            self._base = PolicyManifest(0, 0, str(self.first), shards_of(self.first), self.transport)
+        base = self._base
+        adapter = replace(adapter, base_digest=base.digest)
+        file, data = final / ADAPTER_FILE, save(adapter.tensors, adapter.metadata)
+        if not file.exists() or file.read_bytes() != data:
+            with whole_folder(final) as part:
+                (part / ADAPTER_FILE).write_bytes(data)
+                (part / ADAPTER_CONFIG_FILE).write_text(adapter.config(base.folder), encoding="utf8")
+        return self._identified(self._manifest(final, policy, [ADAPTER_FILE], base=base), Path(base.folder))
 
-    async def close(self) -> None:
-        """Stop publishing. Files that are being written are completed first."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.to_thread(self._writing.shutdown, wait=True)
+    def _identified(self, manifest: PolicyManifest, whole: Path) -> PolicyManifest:
+        """The manifest with the digests that generation compares. `whole` has the weights, of an adapter its base's.
 
-    async def _publish(self, policy: StagedPolicy) -> None:
-        loop = asyncio.get_running_loop()
-        manifest = await loop.run_in_executor(self._writing, self._core.write_policy, policy)
-        if self._sender is not None:
-            await loop.run_in_executor(self._writing, self._sender.offer, policy, manifest)
+        A published file of version 0 has what the model has in memory, so its digest is that of the tensors in use.
+        """
+        if self.first is None:
+            return manifest
+        weights = "" if manifest.policy_version else weights_digest(weights_files(whole))
+        self._tokenizer = self._tokenizer or tokenizer_digests(self.first)  # it does not change during a run
+        return replace(manifest, weights=weights, tokenizer=self._tokenizer)
+
+    def _write_delta(self, folder: Path, policy_version: int, names: tuple[str, ...]) -> PolicyDelta | None:
+        """Write what changed since the version before. None, and no file, when that version has not the same files."""
+        before = self._before
+        if not self.deltas or before is None or before.policy_version + 1 != policy_version:
+            return None
+        deltas = [folder / name.replace(".safetensors", ".delta") for name in names]
         try:
-            await self._broker.publish_policy(manifest)
-        except PeerBehind:
-            await self._recovery.settle(manifest)
-        self.newest = manifest
-        self.known(manifest.policy_version)
+            for name, delta in zip(names, deltas, strict=True):
+                write_delta(Path(before.folder) / name, folder / name, delta)
+        except (DeltaUnusable, FileNotFoundError) as error:
+            log.warning("a policy has no delta", extra={"policy_version": policy_version, "reason": str(error)})
+            for delta in deltas:
+                delta.unlink(missing_ok=True)
+            return None
+        return PolicyDelta(before.policy_version, before.digest, tuple(map(_shard, deltas)))
+
+
+def _shard(file: Path) -> Shard:
+    return Shard(file.name, sha256_of(file), file.stat().st_size)
+
+
+def version_folder(folder: Path, policy_version: int) -> Path:
+    """The folder of a version's weights in the folder policies/."""
+    return folder / f"{policy_version:08d}"
+
+
+def _cut(weights: dict[str, Tensor], shard_bytes: int) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each file, by file name, in order. Only a file of a single tensor may exceed `shard_bytes`."""
+    parts: list[dict[str, Tensor]] = [{}]
+    num_bytes = 0
+    for name, tensor in weights.items():
+        if parts[-1] and num_bytes + tensor.nbytes > shard_bytes:
+            parts.append({})
+            num_bytes = 0
+        parts[-1][name] = tensor
+        num_bytes += tensor.nbytes
+    if len(parts) == 1:
+        return {WEIGHTS_FILE: parts[0]}
+    # The names that Hugging Face folders use.
+    return {f"model-{k:05d}-of-{len(parts):05d}.safetensors": part for k, part in enumerate(parts, 1)}
+
+
+def _is_written(file: Path, weights: dict[str, Tensor]) -> bool:
+    return file.exists() and sha256_of(file) == hashlib.sha256(save(weights)).hexdigest()

@@ -40,8 +40,6 @@ class RunFiles:
         return cls(run, policy, run / "checkpoints", run / "policies", run / "kept", run / "batches")
 
 
-# Which run a folder holds.
-
 FILE = "identity.json"
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 

@@ -2,80 +2,26 @@
 
 metrics.jsonl has one line for each step, samples.jsonl a few rollouts of each batch, rewards.jsonl one line for each
 batch, with the rewards of all its rollouts. An evaluation that was recorded since the line before is the field
-`evaluation` of a step's line; its `policy_version` says which policy it is of. `LineFile` is a file of JSON lines, one
-for each key, each with the step that it belongs to.
+`evaluation` of a step's line; its `policy_version` says which policy it is of.
 
 INVARIANT: each trained step has exactly one line in metrics.jsonl, in order of steps. The lines of a batch are durable
 before the batch is committed and before a checkpoint includes it. A batch that is trained again adds only missing
 lines.
-
-INVARIANT: after `open` a LineFile has whole lines only, none after the last step, and one for each key; `append` adds
-only lines whose key is missing, and they are durable when it returns.
 
 INVARIANT: an evaluation is in one line of metrics.jsonl at most.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from nouscoder.atomic_files import naming_storage_faults, write_whole
-from nouscoder.learner.metrics.step import ScoredRollout, TrainedBatch, inspected
+from nouscoder.learner.metrics.step import TrainedBatch
+from nouscoder.learner.scoring import ScoredRollout, inspected
+from nouscoder.learner.state.line_file import Line, LineFile
 from nouscoder.recorded_evaluations import RecordedEvaluations
-
-# A file of JSON lines.
-
-Line = dict[str, Any]
-
-
-class LineFile:
-    """See the module. `key` returns the identity of a line."""
-
-    def __init__(self, file: Path, key: Callable[[Line], Hashable]) -> None:
-        self._file = file
-        self._key = key
-        self._known: set[Hashable] = set()
-
-    def open(self, last_step: int) -> list[Line]:
-        """Read the file. Remove incomplete lines and lines after `last_step`. Returns the rest. Raises StorageError."""
-        kept: dict[Hashable, Line] = {}
-        for text in self._file.read_text(encoding="utf8").split("\n") if self._file.exists() else []:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # incomplete after a crash during a write
-            if line["step"] <= last_step:
-                kept.setdefault(self._key(line), line)
-        write_whole(self._file, "".join(map(_text, kept.values())).encode())
-        self._known = set(kept)
-        return [*kept.values()]
-
-    def knows(self, key: Hashable) -> bool:
-        """Whether there is a line of this key."""
-        return key in self._known
-
-    def append(self, lines: Iterable[Line]) -> None:
-        """Add the missing lines. Raises StorageError."""
-        missing = {self._key(line): line for line in lines if self._key(line) not in self._known}
-        with naming_storage_faults(self._file), self._file.open("a", encoding="utf8") as output:
-            output.write("".join(map(_text, missing.values())))
-            output.flush()
-            os.fsync(output.fileno())
-        self._known |= missing.keys()
-
-
-def _text(line: Line) -> str:
-    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-# The lines of a batch, and the three logs.
-
 
 Decode = Callable[[Sequence[int]], str]  # token ids -> text
 

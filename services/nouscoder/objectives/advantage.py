@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from math import isfinite, sqrt
+
+from pydantic import Field
+
+from nouscoder.domain.signal import has_signal
+from nouscoder.sections import Section
 
 
 class Estimator(StrEnum):
@@ -34,19 +39,35 @@ class Overlong(StrEnum):
     KEPT = "kept"
 
 
-# Rewards are equal when they differ by the rounding of float64 alone, whose unit is 1.1e-16: by no more than this share
-# of the largest, for sums of a few thousand terms, or by no more than this, for terms near 1 that cancel to 0.
-EQUAL_SHARE = 1e-12
-EQUAL_DIFFERENCE = 1e-15
-SCORE_DIGITS = 12  # shares from 0 to 1 that are equal in these digits differ by rounding alone
+class AdvantageSection(Section):
+    """How rewards become advantages."""
 
+    estimator: Estimator = Field(
+        Estimator.GROUP_MEAN_STD,
+        description="group_mean_std: (R - mean) / std; group_mean: R - mean; leave_one_out: R - mean of the others;"
+        " batch_whitened: (R - mean) / std over the batch's rollouts; batch_token_whitened: weighted by tokens",
+    )
+    ddof: int = Field(0, ge=0, le=1, description="std divides by n - ddof: 0 population, 1 sample")
+    overlong: Overlong = Field(
+        Overlong.FILTERED,
+        description="rollouts cut at max_new_tokens; filtered: advantage 0, counted in the loss's divisor;"
+        " masked: left out of the loss and its divisor; kept: as any other",
+    )
+    epsilon: float = Field(0.0, ge=0, allow_inf_nan=False, description="added to the std; verl's GRPO has 1e-6")
+    mask_equal_rewards: bool = Field(
+        False,
+        description="groups of equal rewards are left out of the loss and its divisor, and no others take their place,"
+        " as verl's rejection of samples; for broker.drop_zero_variance false, which keeps them in the batch",
+    )
+    length_weight: float = Field(
+        0.0, ge=0, description="weight of Kimi k1.5's length reward, added before the estimator; 0: none"
+    )
 
-def has_signal(rewards: Sequence[float]) -> bool:
-    """False when all rewards are equal but for rounding: all advantages are 0 (DAPO's dynamic sampling drops it)."""
-    if len(rewards) < 2:
-        return False
-    low, high = min(rewards), max(rewards)
-    return high - low > max(EQUAL_SHARE * max(-low, high), EQUAL_DIFFERENCE)
+    def _faults(self) -> Iterator[str]:
+        if self.mask_equal_rewards and self.estimator.is_of_batch:
+            yield f"mask_equal_rewards is for estimators of a group: with {self.estimator} such groups have a signal"
+        if (self.ddof or self.epsilon) and self.estimator in (Estimator.GROUP_MEAN, Estimator.LEAVE_ONE_OUT):
+            yield f"ddof and epsilon have no effect with estimator {self.estimator}: leave them at 0"
 
 
 def group_advantages(

@@ -1,17 +1,11 @@
 """Decides when to write checkpoints: every n batches or t seconds in the background, and at once on request.
 
+An evaluation asks for the checkpoint of the policy that it will measure (`keep`), before that policy exists: once the
+next batch is trained, the state of a version is gone.
+
 INVARIANT: at most one checkpoint is being written. It holds the state after a whole number of batches, and the broker
 knows the policy version before the checkpoint's version, so that a resumed learner can publish the next one. `keep`
 gets the first checkpoint that begins with its version or a later one, also if that is the one at the end of the run.
-
-Some checkpoints are kept apart from the newest ones: of the best evaluated policy, and of the one being measured. An
-evaluation asks for the checkpoint of the policy that it will measure (`keep`), before that policy exists: once the next
-batch is trained, the state of a version is gone.
-
-A kept checkpoint is made of hard links to the files of an ordinary one, so it costs no writing, and no pruning of the
-ordinary ones removes it. The learner makes them; the run's evaluations remove those that are not the best.
-
-INVARIANT: kept/VERSION.checkpoint has every file of the checkpoint after that version, or does not exist.
 """
 
 from __future__ import annotations
@@ -23,32 +17,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from nouscoder.atomic_files import StorageError, link_or_copy, whole_folder
+from nouscoder.atomic_files import StorageError
 from nouscoder.config import LearnerSection
 from nouscoder.learner.core import HalfTrained, LearnerCore, LearnerError
 from nouscoder.learner.metrics.prometheus import CheckpointOutcome, LearnerMetrics
-from nouscoder.learner.publication.publisher import Publication
-from nouscoder.learner.state.checkpoint import Checkpoint, PendingCheckpoint
+from nouscoder.learner.publication.publication import Publication
+from nouscoder.learner.state.checkpoint_store import Checkpoint, PendingCheckpoint, keep_checkpoint
 
 log = logging.getLogger(__name__)
-
-
-# Checkpoints that are kept apart from the newest ones.
-
-_SUFFIX = ".checkpoint"
-
-
-def keep_checkpoint(kept: Path, checkpoint: Checkpoint) -> Path:
-    """Keep a checkpoint in the folder `kept`. Returns its folder there. Raises StorageError."""
-    to = kept / f"{checkpoint.progress.policy_version:08d}{_SUFFIX}"
-    with whole_folder(to) as part:
-        for file in sorted(checkpoint.path.iterdir()):
-            link_or_copy(file, part / file.name)
-    return to
-
-
-# When checkpoints are written.
-
 
 # Checkpoints are retried after each batch. Saved batches protect the run meanwhile, but they fill the disk.
 _MAX_FAILURES_IN_A_ROW = 5

@@ -1,4 +1,4 @@
-"""The base of every section of the configuration, the list of all keys (found by walking the sections), and paths.
+"""What every section of the configuration is made of, the list of all keys (found by walking the sections), and paths.
 
 Relative paths start at the folder of the file that names them. Defaults are not changed: `problems.train`,
 `problems.held_out`, `policy.path` and `broker.records.folder` start at the run folder then, where `nouscoder demo` and
@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 from nouscoder.errors import Unusable
 from nouscoder.input_file import regular
@@ -73,15 +75,36 @@ class ServiceSection(Section):
 TAGS = ("name=", "kind=")
 
 
-def chosen_by(key: str, default: str, names: str, error: str) -> Discriminator:
-    """Chooses among sections by the value of `key`. Their tags are KEY=VALUE; without the key it is the `default`."""
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Chooses among the sections of a union by the value of `key`, whose names are those of the sections' literals.
 
-    def tag_of(value: Any) -> str:
-        chosen = value.get(key, default) if isinstance(value, dict) else getattr(value, key, None)
-        return f"{key}={chosen}"
+    It stands in the annotation: Annotated[A | B, OneOf("name", default="a")]. Without the key it is the `default`.
+    """
 
-    message = f"a section whose {key} must be one of {names}"
-    return Discriminator(tag_of, custom_error_type=error, custom_error_message=message)
+    key: str
+    default: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A union with tags KEY=VALUE."""
+        sections = {f"{self.key}={name}": kind for kind in sections_in(source) for name in self._names(kind)}
+        return core_schema.tagged_union_schema(
+            {tag: handler.generate_schema(kind) for tag, kind in sections.items()},
+            self._tag_of,
+            custom_error_type="one_of",
+            custom_error_message=f"a section whose {self.key} must be one of {', '.join(self.names(source))}",
+        )
+
+    def names(self, union: object) -> list[str]:
+        """The names of all sections of a union."""
+        return [name for kind in sections_in(union) for name in self._names(kind)]
+
+    def _names(self, kind: type[BaseModel]) -> tuple[str, ...]:
+        return typing.get_args(kind.model_fields[self.key].annotation)
+
+    def _tag_of(self, value: Any) -> str:
+        chosen = value.get(self.key, self.default) if isinstance(value, dict) else getattr(value, self.key, None)
+        return f"{self.key}={chosen}"
 
 
 class PathKind(StrEnum):
@@ -105,6 +128,7 @@ OutputPath = Annotated[Path, PathKind.OUTPUT]
 RunInput = Annotated[Path, PathKind.RUN_INPUT]
 Model = Annotated[Path, PathKind.MODEL]
 InputPaths = Annotated[tuple[Path, ...], PathKind.INPUT]
+Options = dict[str, str | int | float | bool]  # of code of the user, which reads them itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +157,21 @@ def sections_in(annotation: object) -> list[type[BaseModel]]:
 
 
 def keys_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """The keys of a section and of the sections in it, in the order of their definition. A union's keys come once."""
+    """The keys of a section and of the sections in it, in the order of their definition.
+
+    A union's keys come once, and the one that chooses has the names of all sections as its type.
+    """
     seen: set[tuple[str, ...]] = set()
     for attribute, field in model.model_fields.items():
         name = field.alias or attribute
         inner = sections_in(field.annotation)
         found = [key for section in inner for key in keys_of(section, (*path, name))]
+        chooser = next((mark for mark in field.metadata if isinstance(mark, OneOf)), None)
         for key in found if inner else [Key((*path, name), field)]:
+            if chooser is not None and key.path == (*path, name, chooser.key):
+                key = Key(key.path, copy(key.field))
+                names = tuple(chooser.names(field.annotation))
+                key.field.annotation = typing.cast("type[Any]", typing.Literal[names])
             if key.path not in seen:
                 seen.add(key.path)
                 yield key

@@ -5,6 +5,12 @@ checkpoint its name.
 
 INVARIANT: `newest` returns only a checkpoint in which every file has its recorded checksum. A damaged one is skipped
 with a log line, and the previous one is used.
+
+Some checkpoints are kept apart from the newest ones: of the best evaluated policy, and of the one being measured. They
+are made of hard links to the files of an ordinary one, so they cost no writing, and no pruning of the ordinary ones
+removes them. The learner makes them; the run's evaluations remove those that are not the best.
+
+INVARIANT: kept/VERSION.checkpoint has every file of the checkpoint after that version, or does not exist.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
-from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
+from nouscoder.atomic_files import link_or_copy, numbered, prune, sha256_of, whole_folder
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.learner_state import TrainedGroups, group_number
 from nouscoder.errors import ExitCode, NousCoderError
@@ -41,9 +47,14 @@ from nouscoder.learner.trainer import Trainer
 log = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
+
 _STATE = "state.json"
+
 _DCP_METADATA = ".metadata"
+
 _RANDOM_STATE, _ENTROPY_COEFFICIENT = "random_state", "entropy_coefficient"
+
+_SUFFIX = ".checkpoint"  # of a kept one
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
 # DCP warns at each save and load that only one process trains.
@@ -269,3 +280,12 @@ def _progress_of(path: Path) -> Progress:
         return Progress.from_json(read_json_object(path / _STATE, CheckpointError)["progress"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / _STATE} does not hold the progress of a run") from error
+
+
+def keep_checkpoint(kept: Path, checkpoint: Checkpoint) -> Path:
+    """Keep a checkpoint in the folder `kept`. Returns its folder there. Raises StorageError."""
+    to = kept / f"{checkpoint.progress.policy_version:08d}{_SUFFIX}"
+    with whole_folder(to) as part:
+        for file in sorted(checkpoint.path.iterdir()):
+            link_or_copy(file, part / file.name)
+    return to

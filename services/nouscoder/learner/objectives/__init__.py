@@ -1,1 +1,0 @@
-"""Objectives: what all share (base.py), and what each is (registry.py)."""

@@ -1,0 +1,183 @@
+"""An objective, a correction and a format of an installed package of the user, named by entry point."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from nouscoder.config import Config, dump_config, load_config
+from nouscoder.data.importers.run import import_files
+from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.errors import Unusable
+from nouscoder.objectives.base import LossInputs, MinibatchCounts, Objective
+from nouscoder.objectives.correction import CorrectionKind, CorrectionSection
+from nouscoder.objectives.dapo import Dapo
+from nouscoder.objectives.loss import SharedTerms, SurrogateLoss
+from nouscoder.objectives.registry import objective_of
+
+OBJECTIVES = '''
+"""The policy gradient with an unclipped importance ratio, and a correction of one half."""
+
+from pydantic import Field
+
+from nouscoder.objectives.base import LossInputs, Surrogate, bounded_ratio
+from nouscoder.objectives.loss import ObjectiveSection
+
+
+class Mine(ObjectiveSection):
+    """The policy gradient."""
+
+    scale: float = Field(1.0, gt=0, description="factor on the gain")
+
+    def surrogate(self, inputs: LossInputs) -> Surrogate:
+        """The gain of each token, [tokens]."""
+        return Surrogate(self.scale * bounded_ratio(inputs.logprobs, inputs.old_logprobs) * inputs.advantages, {})
+
+
+def shared(inputs, options):
+    return options["weight"] * inputs.old_logprobs.new_ones(inputs.old_logprobs.shape)
+
+
+def one_number(inputs, options):
+    return inputs.old_logprobs.sum()
+
+
+number = 3
+'''
+IMPORTERS = '''
+"""A set of questions with one input and one output."""
+
+from nouscoder.data.importers.fields import stdin_tests, text
+from nouscoder.data.importers.rows import Format
+from nouscoder.data.problems import ReferencedProblem
+from nouscoder.domain.problem import Problem
+
+
+def read(row, number):
+    tests = stdin_tests([(text(row, "given"), text(row, "wanted"))])
+    return ReferencedProblem(Problem(problem_id=f"mine-{number}", prompt=text(row, "ask"), tests=tests, source="mine"))
+
+
+MINE = Format(read, "mine")
+'''
+
+
+@pytest.fixture(autouse=True)
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package parts_of_a_user, as an installer leaves it: its modules, and its dist-info."""
+    site = tmp_path / "site"
+    package, about = site / "parts_of_a_user", site / "parts_of_a_user-1.0.dist-info"
+    for folder in (package, about):
+        folder.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "objectives.py").write_text(OBJECTIVES)
+    (package / "importers.py").write_text(IMPORTERS)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: parts-of-a-user\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(site))
+    assert metadata.version("parts-of-a-user") == "1.0"
+    yield
+    for name in [name for name in sys.modules if name.startswith("parts_of_a_user")]:
+        del sys.modules[name]
+
+
+def configured(*overrides: str) -> Config:
+    return load_config(None, overrides)
+
+
+def named(entry_point: str, options: str = "{}") -> str:
+    return f'learner.objective={{name="entry_point", entry_point="{entry_point}", options={options}}}'
+
+
+def corrected_by(entry_point: str, options: str = "{}") -> str:
+    return f'learner.correction={{kind="entry_point", entry_point="{entry_point}", options={options}}}'
+
+
+def objective(config: Config) -> Objective:
+    return objective_of(config.learner.objective, SharedTerms(config.learner.correction))
+
+
+INPUTS = LossInputs(
+    logprobs=torch.tensor([-1.0, -1.5, -0.5], dtype=torch.float64),
+    old_logprobs=torch.tensor([-1.1, -1.4, -0.7], dtype=torch.float64),
+    sampler_logprobs=torch.tensor([-1.2, -1.4, -0.6], dtype=torch.float64),
+    advantages=torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64),
+    rollout_of_token=torch.tensor([0, 0, 1]),
+    entropies=torch.zeros(3, dtype=torch.float64),
+    accepted=torch.tensor([True, True, False]),
+)
+COUNTS = MinibatchCounts(num_tokens=3, num_rollouts=2, num_accepted_tokens=2)
+
+
+def test_an_objective_of_an_installed_package_is_trained_with_its_options_and_the_shared_terms() -> None:
+    config = configured(named("parts_of_a_user.objectives:Mine", '{scale=2.0, aggregation="sequence_mean"}'))
+    assert "parts_of_a_user" not in sys.modules, "only the learner imports it"
+    loss = objective(config)(INPUTS, COUNTS).loss
+    ratios = (INPUTS.logprobs - INPUTS.old_logprobs).exp()
+    weights = (INPUTS.old_logprobs - INPUTS.sampler_logprobs).exp().clamp(max=2.0)
+    gains = weights * 2.0 * ratios * INPUTS.advantages
+    assert float(loss) == pytest.approx(-float((gains[0] + gains[1]) / 4 + gains[2] / 2), rel=1e-12)
+
+
+def test_the_written_configuration_names_the_same_objective(tmp_path: Path) -> None:
+    config = configured(named("parts_of_a_user.objectives:Mine", "{scale=2.0}"))
+    (tmp_path / "config.toml").write_text(dump_config(config))
+    assert load_config(tmp_path / "config.toml").learner.objective == config.learner.objective
+
+
+def test_a_correction_of_an_installed_package_weights_the_tokens_outside_the_clip() -> None:
+    config = configured(corrected_by("parts_of_a_user.objectives:shared", "{weight=0.5}"))
+    plain = SurrogateLoss(Dapo(), SharedTerms(CorrectionSection(kind=CorrectionKind.NONE)))
+    assert float(objective(config)(INPUTS, COUNTS).loss) == float(plain(INPUTS, COUNTS).loss) / 2
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            named("parts_of_a_user.nothing:Mine"),
+            r"^learner.objective.entry_point '.*:Mine' cannot be loaded: No module",
+        ),
+        (named("parts_of_a_user.objectives:number"), "is no subclass of nouscoder.objectives.loss.ObjectiveSection$"),
+        (named("parts_of_a_user.objectives:Mine", "{scale=0.0}"), r"^learner.objective.options do not fit .*: scale: "),
+        (named("parts_of_a_user.objectives:Mine", "{speed=1}"), r"^learner.objective.options do not fit .*: speed: "),
+        (corrected_by("parts_of_a_user.objectives:no"), r"^learner.correction.entry_point '.*:no' cannot be loaded: "),
+        (corrected_by("parts_of_a_user.objectives:number"), r"^learner.correction.entry_point '.*' is not a function$"),
+    ],
+)
+def test_code_that_cannot_be_used_is_refused_before_the_first_step(override: str, sentence: str) -> None:
+    with pytest.raises(Unusable, match=sentence):
+        objective(configured(override))
+
+
+def test_a_correction_of_another_shape_is_refused() -> None:
+    config = configured(corrected_by("parts_of_a_user.objectives:one_number"))
+    with pytest.raises(Unusable, match=r"gave weights of shape \[\]: expected one for each of 3 tokens"):
+        objective(config)(INPUTS, COUNTS)
+
+
+def test_a_format_of_an_installed_package_is_imported(tmp_path: Path) -> None:
+    rows = [{"ask": "Double it.", "given": "2\n", "wanted": "4\n"}, {"ask": "", "given": "", "wanted": ""}]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = import_files("parts_of_a_user.importers:MINE", [tmp_path / "data.jsonl"], tmp_path / "out.parquet")
+    (item,) = read_parquet(tmp_path / "out.parquet")
+    assert (item.problem.problem_id, item.problem.prompt) == ("mine-1", "Double it.")
+    assert sum(summary.rejected.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("parts_of_a_user.importers:NOTHING", r"^the format '.*:NOTHING' cannot be loaded: "),
+        ("parts_of_a_user.importers:read", r"^the format '.*:read' is no nouscoder.data.importers.rows.Format$"),
+    ],
+)
+def test_what_is_no_format_is_refused(tmp_path: Path, name: str, sentence: str) -> None:
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    with pytest.raises(Unusable, match=sentence):
+        import_files(name, [tmp_path / "data.jsonl"], tmp_path / "out.parquet")
