@@ -162,7 +162,8 @@ bench: .venv/dev.ready
 real-input: .venv/dev.ready
 	$(BIN)/python tests/e2e/test_real_problems.py
 
-# What follows from the configuration: docs/configuration.md, and the chart's schema, table of values and numbers.
+# What follows from the configuration and the metrics: docs/configuration.md, docs/reference/metrics.md, and the chart's
+# schema, table of values and numbers.
 generated: .venv/dev.ready
 	$(BIN)/python deploy/generated write
 
