@@ -26,23 +26,10 @@ test: .venv/dev.ready
 
 # Takes half an hour: the demo, killed and resumed exactly; a run with external services; a Redis that forgets; a
 # large batch; the grading service at twice its capacity; the fuzzers of libFuzzer and of the REST API.
-# Files whose tests may run beside each other. The others run alone, because they measure, and print figures.
-BESIDE := tests/attacks/test_attack_corpus.py tests/chart tests/contract tests/e2e/test_docs_tutorials.py \
-	tests/e2e/test_endpoint_attacks.py tests/e2e/test_eval_checkpoint.py tests/e2e/test_examples.py \
-	tests/e2e/test_loop.py tests/e2e/test_playground_sharing.py tests/e2e/test_real_problems.py \
-	tests/e2e/test_semantics_tables.py tests/e2e/test_two_users.py tests/e2e/test_verifier_process.py tests/fuzz \
-	tests/services/test_bench_verifier.py tests/services/test_best_checkpoint.py tests/services/test_broker_ledger_law.py \
-	tests/services/test_broker_sweeper.py tests/services/test_cli_status.py \
-	tests/services/test_gateway_processes_kills.py \
-	tests/services/test_generation_next_run.py tests/services/test_harbor_folders.py \
-	tests/services/test_harness_languages.py tests/services/test_jobs.py tests/services/test_learner_kills.py \
-	tests/services/test_missing_extras.py tests/services/test_modal_backend.py tests/services/test_model_types.py \
-	tests/services/test_named_sets.py tests/services/test_on_policy.py tests/services/test_prompt_lengths.py \
-	tests/services/test_published_selections.py tests/services/test_redis_sentinel.py tests/services/test_run_services.py \
-	tests/services/test_runner_agent.py tests/services/test_userns_runner.py tests/services/test_wrong_inputs.py
+# Tests with the marker `alone` measure, or need the whole machine, and print figures. The others run beside each other.
 test-heavy: .venv/dev.ready
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "heavy and not soak" --durations=15 $(BESIDE)
-	$(BIN)/pytest -s -m "heavy and not soak" --durations=30 $(BESIDE:%=--ignore=%)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "heavy and not soak and not alone" --durations=15
+	$(BIN)/pytest -s -m "heavy and not soak and alone" --durations=30
 
 # May take hours: the whole run and each service killed in runs of their own, the demo with three seeds; a run on 200
 # real problems with the tokenizer of Qwen3; the attack corpus through gVisor, and repeatedly with eight at once;
@@ -162,7 +149,8 @@ bench: .venv/dev.ready
 real-input: .venv/dev.ready
 	$(BIN)/python tests/e2e/test_real_problems.py
 
-# What follows from the configuration: docs/configuration.md, and the chart's schema, table of values and numbers.
+# What follows from the configuration and the metrics: docs/configuration.md, docs/reference/metrics.md, and the chart's
+# schema, table of values and numbers.
 generated: .venv/dev.ready
 	$(BIN)/python deploy/generated write
 

@@ -17,7 +17,7 @@ from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxUnavailable, open_sandbox
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
 TESTS = StdinTests((StdinCase("41\n", "42"),))
 HONEST = """import time
 number = int(input())

@@ -105,3 +105,18 @@ def test_the_loops_in_the_docstring_of_the_run_exist() -> None:
             assert f"class {kind}" in source, f"{folder}/{files} has no class {kind}"
         for method in re.findall(r"(?<=\.)[a-z]\w+|_?[a-z]\w+_\w+|_[a-z]\w+", names):
             assert f"def {method}(" in source, f"{folder}/{files} has no {method}"
+
+
+def test_the_documents_that_the_code_names_exist() -> None:
+    """Except `instruction.md`, a file of Harbor's folders."""
+    folders = [ROOT.glob("*.md"), *((ROOT / name).rglob("*.md") for name in ("docs", "configs"))]
+    documents = ["/" + str(path.relative_to(ROOT)) for folder in folders for path in folder]
+    named = {
+        name: str(path.relative_to(ROOT))
+        for path in [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.lua"), *PACKAGE.rglob("*.c")]
+        for name in re.findall(r"(?<![\w./{}<*-])(?:[\w.-]+/)*[\w-]+\.md\b", path.read_text(encoding="utf8"))
+    }
+    assert len(named) > 20
+    assert {name: path for name, path in named.items() if not any(d.endswith("/" + name) for d in documents)} == {
+        "instruction.md": named["instruction.md"]
+    }

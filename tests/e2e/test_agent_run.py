@@ -29,6 +29,8 @@ from nouscoder.demo.policy import CharTokenizer, build_policy, save_policy
 from nouscoder.demo.warmstart import WarmStartBudget, teach_batches
 from nouscoder.learner.state.saved_batches import SavedBatches
 
+pytestmark = pytest.mark.alone
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent_with_tools"
 NUM_AGENTS = 16
 AGENT = """

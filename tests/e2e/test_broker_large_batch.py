@@ -8,7 +8,7 @@ from nouscoder.bench.broker import large_batch
 from nouscoder.bench.broker_process import running_broker
 from nouscoder.rpc.server import MAX_MESSAGE_BYTES
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300), pytest.mark.alone]
 
 
 async def test_a_batch_of_896_rollouts_of_32k_tokens_is_leased_streamed_and_committed() -> None:

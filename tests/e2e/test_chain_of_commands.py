@@ -21,6 +21,8 @@ from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.sft.reading import Encoder, example_of
 
+pytestmark = pytest.mark.alone
+
 OPENED = "<think>\n"
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}"

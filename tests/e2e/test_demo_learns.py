@@ -13,6 +13,8 @@ import pytest
 
 from nouscoder.config import Config, load_config
 
+pytestmark = pytest.mark.alone
+
 MIN_GAIN = 0.30
 # Batches that are trained on again in memory; the run is killed among them.
 NUM_COMPARED = 8

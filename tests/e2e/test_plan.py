@@ -20,6 +20,8 @@ from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
 from nouscoder.demo.prepare import prepare
 
+pytestmark = pytest.mark.alone
+
 DATA = Path(__file__).parents[1] / "data" / "code_contests_165.json.gz"
 
 STAGES = """

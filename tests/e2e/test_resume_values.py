@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 MakeRun = Callable[..., Any]
 FIRST, SECOND = 3e-4, 1e-6
 

@@ -24,6 +24,8 @@ from nouscoder.policy_folder.policy_tensors import Adapter
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.policy_folder.weights_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, shards_of
 
+pytestmark = pytest.mark.alone
+
 PROMPT = "Print 1.\n"
 
 

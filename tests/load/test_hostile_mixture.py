@@ -22,6 +22,8 @@ from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxUnavailable, open_sandbox
 from nouscoder.verifier.toolchains.languages import installed
 
+pytestmark = pytest.mark.alone
+
 HOSTILE_SHARE = 0.4
 AT_ONCE = 6
 FILLED = {"@PROJECT@": "/nowhere", "@PORT@": "9", "@ABSTRACT@": "nobody", "@SOCKET@": "/no/no", "@HOST@": "nowhere"}

@@ -9,6 +9,8 @@ import pytest
 from tests.load.load import bench_load
 from tests.load.load_result import LoadPlan, LoadResult, as_record, as_text, complaints
 
+pytestmark = pytest.mark.alone
+
 
 def check(result: LoadResult) -> None:
     """Check that there is no complaint, and that enough was measured."""

@@ -27,6 +27,8 @@ from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import dump_config, load_config
 from nouscoder.http_server.api_keys import new_api_key
 
+pytestmark = pytest.mark.alone
+
 TINY = (
     "demo.train_problems=60",
     "demo.held_out_problems=6",

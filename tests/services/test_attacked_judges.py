@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(900),
     pytest.mark.parametrize("grader", isolated(), indirect=True, scope="module"),
+    pytest.mark.alone,
 ]
 LIMITS = Limits(wall_time_s=6.0, cpu_time_s=6.0, memory_bytes=256 << 20, processes=32)
 CASES = (StdinCase("what is it?\n", "the-needle"),)

@@ -8,6 +8,8 @@ from nouscoder.bench import broker_load
 from nouscoder.bench.broker import as_text, bench_broker
 from nouscoder.bench.measuring import as_record
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.heavy
 @pytest.mark.timeout(300)

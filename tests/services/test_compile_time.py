@@ -21,6 +21,8 @@ from nouscoder.verifier.sandbox import (
 )
 from nouscoder.verifier.toolchains.languages import installed
 
+pytestmark = pytest.mark.alone
+
 WIDE = Limits(wall_time_s=60, cpu_time_s=60)
 LONG_PYTHON = "x = [" + "(1, y)," * 200_000 + "]\n"  # compiles for about 1 s
 SHORT_PYTHON = "x = [" + "(1, y)," * 60_000 + "]\n"  # 0.3 s

@@ -19,6 +19,8 @@ from nouscoder.data.problems import ProblemBody, ProblemFileError, Reference
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading import validation
 
+pytestmark = pytest.mark.alone
+
 SECTION = load_config(None, ["verifier.sandbox.slots=2"]).verifier
 ADD = "print(sum(map(int, input().split())))"
 # Its output differs in every run, whatever the seed and the clock.

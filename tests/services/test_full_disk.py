@@ -31,6 +31,8 @@ from nouscoder.cli.app import app
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.state.checkpoint_store import CheckpointStore, Progress
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 REAL = str(ROOT / "tests" / "data" / "leetcode_200.jsonl.gz")
 COMMANDS = [

@@ -33,7 +33,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.verdict import Verdict
 from nouscoder.verifier.grading.grader import Grader
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1800), pytest.mark.alone]
 
 
 def problem_of(place: Path, mode: str, artifact: str, files: Mapping[str, str]) -> Problem:

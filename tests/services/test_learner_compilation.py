@@ -21,6 +21,8 @@ from nouscoder.learner.model.packed_attention import attend_packed, packs
 from nouscoder.learner.model.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def _repeatable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

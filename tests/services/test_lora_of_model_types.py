@@ -16,7 +16,7 @@ from nouscoder.learner.model.adapters import adapted_layers, add_adapters, said_
 from nouscoder.learner.model.synthetic import write_policy_folder
 from nouscoder.learner.model.weights import weights_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.alone]
 ALL_LAYERS = LoraSection(rank=4, alpha=8.0)
 IDS = torch.tensor([[3, 5, 7, 9, 4, 6, 8, 10]])
 # Matrices without an adapter, by the parts of their names: embeddings and heads, routers, convolutions, states.

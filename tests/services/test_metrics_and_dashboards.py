@@ -35,7 +35,7 @@ from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.base import BackendUse
 from nouscoder.verifier.sandbox.runners.pool import Replaced, RunnerState
 
-# design.md section 8, without the prefix. Scripts of users read these names, so they do not change.
+# Of docs/reference/metrics.md, without the prefix. Scripts of users read these names, so they do not change.
 _PROMISED = """
 verifier_submissions_total{verdict} verifier_tests_total{outcome} verifier_submission_duration_seconds
 verifier_test_duration_seconds verifier_queue_depth verifier_sandboxes{state} verifier_cache_hits_total
@@ -152,6 +152,18 @@ def test_the_documented_names_equal_those_of_the_code_and_have_the_prefix() -> N
     assert [
         name for name in found if not re.fullmatch(r"nouscoder_(verifier|broker|generation|learner)_[a-z_]+", name)
     ] == []
+
+
+def test_every_metric_and_label_is_on_the_reference_page() -> None:
+    rows = [line.split(" | ") for line in (ROOT / "docs/reference/metrics.md").read_text("utf8").splitlines()]
+    listed = {row[0].strip("|` "): row[3] for row in rows if row[0].startswith("| `nouscoder_")}
+    endings = re.compile("_(bucket|sum|count|created)$")
+    found = samples(fresh_registries())
+    wanted = {name if name in listed else endings.sub("", name): series for name, series in found.items()}
+    wanted = {name: series for name, series in wanted.items() if name + "_total" not in listed}  # of _created
+    assert wanted.keys() <= listed.keys()
+    for name, series in wanted.items():
+        assert {label for labels in series for label in labels} - {"le"} == set(re.findall(r"`(\w+)`:", listed[name]))
 
 
 def test_buckets_reach_the_minutes_that_large_weights_and_long_queues_take() -> None:

@@ -37,6 +37,8 @@ from nouscoder.rpc.pairs import HEADER
 from nouscoder.run.backups import back_up, restore
 from nouscoder.store.record_store import ByteRange
 
+pytestmark = pytest.mark.alone
+
 IDENTITY = RunIdentity("ab" * 16, "/runs/test", 0, 4)
 GEN = "generation-h-0-1"
 

@@ -1,10 +1,11 @@
-"""deploy/setup-venv installs no GPU libraries where there is no GPU, and says so."""
+"""deploy/setup-venv installs no GPU libraries where there is no GPU, and nothing that the Python cannot build."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,19 @@ def test_gpu_libraries_are_left_out_where_there_is_no_gpu(
     assert (tree / "installed").read_text().count("--hash") == len(installed)
     assert ("python deploy/images/empty_cuda.py" in calls) is is_cpu
     assert ("make ACCELERATOR=cuda" in done.stdout) is is_cpu
+
+
+@pytest.mark.parametrize("version", [(3, 13), (3, 14)])
+def test_the_library_of_the_fuzzers_is_left_out_where_it_has_no_wheel(version: tuple[int, int], tree: Path) -> None:
+    """It has none for Python 3.14, and to build it from source takes LLVM, so `make test` ended in an error."""
+    (tree / "requirements" / "dev.txt").write_text(
+        "atheris==3 \\\n    --hash=sha256:00\npydantic==2 \\\n    --hash=sha256:00\n"
+    )
+    ask = f'exec {sys.executable} -c "import sys; sys.version_info = {version}; $2"'
+    (tree / ".venv" / "bin" / "python").write_text(f"#!/bin/sh\ncase $2 in *version_info*) {ask};; esac\n")
+    done = subprocess.run(
+        ["sh", "deploy/setup-venv", "dev"], cwd=tree, env={**os.environ, "ACCELERATOR": "cuda"}, check=False
+    )
+    assert done.returncode == 0
+    installed = [line.partition("==")[0] for line in (tree / "installed").read_text().splitlines() if "==" in line]
+    assert installed == (["pydantic"] if version >= (3, 14) else ["atheris", "pydantic"])

@@ -26,6 +26,8 @@ from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import Sandbox
 
+pytestmark = pytest.mark.alone
+
 NUM_HOGS = 32
 WORKS = "total = 0\nfor i in range(4_000_000):\n    total += i\nprint(total)"  # 0.2 s of CPU time
 LIMITS = {

@@ -25,6 +25,8 @@ from nouscoder.report.page import write_report
 from nouscoder.report.untrained import FILE, read_untrained, untrained
 from nouscoder.run.pages import FILES
 
+pytestmark = pytest.mark.alone
+
 FATES = (
     VerdictKind.ACCEPTED,
     VerdictKind.WRONG_ANSWER,

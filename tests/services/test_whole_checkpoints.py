@@ -25,6 +25,8 @@ from nouscoder.policy_folder.compose import PolicyFilesMissing, compose_policy
 from nouscoder.policy_folder.identity import differing_tensor, weights_digest
 from nouscoder.policy_folder.weights_files import WEIGHTS_FILE, weights_files
 
+pytestmark = pytest.mark.alone
+
 _TOWER: dict[str, Any] = {
     **{"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_heads": 4, "num_hidden_layers": 2},
     **{"depth": 2, "image_size": 28, "patch_size": 14, "out_hidden_size": 32, "num_position_embeddings": 16},

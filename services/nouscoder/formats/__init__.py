@@ -1,1 +1,1 @@
-"""The JSON forms that the grading API, problem files and the test store share (design.md section 7)."""
+"""The JSON forms that the grading API, problem files and the test store share (docs/grading.md)."""

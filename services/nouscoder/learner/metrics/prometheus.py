@@ -1,4 +1,4 @@
-"""The learner's Prometheus metrics (design.md section 8)."""
+"""The learner's Prometheus metrics. docs/reference/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class LearnerMetrics:
         ratio = gauge("importance_ratio", "pi_theta / pi_old (mismatch: pi_old / pi_sampler).", ("stat",))
         sample_size = gauge("effective_sample_size", "Share of the loss tokens, in (0, 1].")
         clip_fraction = gauge("clip_fraction", "Share of loss tokens whose gradient the clip took.", ("side",))
-        # Diagnostics with their own metric (design.md section 8), if the objective reports them.
+        # Diagnostics with their own metric (docs/reference/metrics.md), if the objective reports them.
         self._named = {
             "entropy": entropy,
             "effective_sample_size": sample_size,

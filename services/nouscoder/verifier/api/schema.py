@@ -1,4 +1,4 @@
-"""The REST API's records (design.md section 7). Unknown fields are refused and types are strict.
+"""The REST API's records (docs/grading.md). Unknown fields are refused and types are strict.
 
 Only this module turns them into domain records.
 """

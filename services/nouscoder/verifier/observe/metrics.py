@@ -1,4 +1,4 @@
-"""The verifier's Prometheus metrics (names are an interface: design.md section 8)."""
+"""The verifier's Prometheus metrics (names are an interface: docs/reference/metrics.md)."""
 
 from __future__ import annotations
 
