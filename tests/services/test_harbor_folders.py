@@ -19,7 +19,6 @@ from nouscoder.cli.app import app
 from nouscoder.config import load_config
 from nouscoder.data.bounded_files import packages_at
 from nouscoder.data.harbor import grade
-from nouscoder.data.harbor.grade import passes
 from nouscoder.data.importers import harbor
 from nouscoder.data.importers.fields import Rejected
 from nouscoder.data.importers.formats import read_referenced
@@ -295,7 +294,10 @@ WRONG = {
         {"type": "assert", "cases": ["assert gcd(12, 18) == 6"]},
     ],
 )
-def test_what_the_prelude_brings_is_no_answer_in_an_exported_folder(tests: dict[str, Any]) -> None:
+def test_what_the_prelude_brings_is_no_answer_in_an_exported_folder(
+    tests: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # else the program could not reach the interpreter of root
     limits = {"wall_time_s": 60, "cpu_time_s": 30, "memory_bytes": 1 << 30, "output_bytes": 1 << 20}
     problem = {"before": PRELUDE, "tests": tests, "limits": limits, "comparator": {"type": "exact"}}
     codes = [
@@ -304,7 +306,7 @@ def test_what_the_prelude_brings_is_no_answer_in_an_exported_folder(tests: dict[
         "def gcd(a, b): return math.gcd(a, b)",
         "def gcd(a, b): return a",
     ]
-    assert [passes(problem, code, 0) for code in codes] == [False, True, True, False]
+    assert [grade.passes(problem, code, 0) for code in codes] == [False, True, True, False]
 
 
 @pytest.fixture(scope="module")
