@@ -56,6 +56,15 @@ SAME = [
     ("输入：n", "输入: n"),
     ("```\n1 2\n```", "1 2"),
     ("-----Input-----\nOne line.", "Input\nOne line."),
+    ("$5$ apples of $n$", "5 apples of n"),
+    ("at most 2$n$ and $1$ and $2$", "at most 2 n and 1 and 2"),
+    ("for 1 $ n = 5 $ times", "for 1 n = 5 times"),
+    ("$$x = 5$$", "x = 5"),
+    ("costs $5 and $10", "costs 5$ and 10$"),
+    ("costs \\$1,500.", "costs 1,500\\$."),
+    ("5 €", "€5"),
+    ('print "5"', "print “5”"),
+    ('["1", "2"]', "[“1”, “2”]"),
 ]
 DIFFERENT = [
     ("Print a + b.", "Print a - b."),
@@ -124,6 +133,18 @@ DIFFERENT = [
     ("Return the answer.\n\n1 <= n <= 50", "Return the answer.\n\n1 <= n <= 10^5"),  # LeetCode's I and II
     ("Return the minimum cost.", "Return the maximum cost."),
     ("```\n..#\n```", "```\n.#.\n```"),
+    ("costs 5$", "costs 5"),
+    ("costs $5.", "costs 5."),
+    ("costs $5 and $10", "costs 5 and 10"),
+    ("costs 5$, or (10$)", "costs 5, or (10)"),
+    ("costs \\$5 of $n$", "costs 5 of n"),
+    ("costs 5$", "costs 5€"),
+    ("costs €5", "costs 5"),
+    ("costs 5 €", "costs 5 £"),
+    ("replace by $1", "replace by 1"),
+    ('a 5" screen', "a 5 screen"),
+    ("a 5″ screen", "a 5 screen"),
+    ("a 5′ pole", "a 5″ pole"),
 ]
 
 
@@ -138,7 +159,32 @@ def test_texts_that_ask_for_something_else_differ(one: str, other: str) -> None:
     assert exact_key(one) != exact_key(other)
 
 
-@pytest.mark.parametrize("signs", ["!", "?", ".", "'", "`", "*", "_", "-", " ", "\n", "<b ", "- a\n", "\\text{", "^{"])
+@pytest.mark.parametrize(
+    "signs",
+    [
+        "$",
+        "$a ",
+        "5$",
+        "1",
+        "1,",
+        '5"',
+        "$ ",
+        "!",
+        "?",
+        ".",
+        "'",
+        "`",
+        "*",
+        "_",
+        "-",
+        " ",
+        "\n",
+        "<b ",
+        "- a\n",
+        "\\text{",
+        "^{",
+    ],
+)
 def test_a_text_of_signs_is_read_in_linear_time(signs: str) -> None:
     """A quadratic search in 400,000 signs takes minutes, and this test its limit."""
     assert words_of(f"print {signs * 400_000} Z")[0] == "print"

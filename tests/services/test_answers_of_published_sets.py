@@ -62,6 +62,48 @@ async def test_what_the_prelude_brings_is_no_answer_of_a_program_that_does_not_n
     assert found == [*["runtime_error"] * 3, "accepted", "accepted", "runtime_error", *["accepted"] * 3]
 
 
+FILE = "from solution import gcd\ndef test_gcd():\n    assert gcd(12, 18) == 6\n"
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        AssertTests(("assert gcd(12, 18) == 6",)),
+        AssertTests(("assert isclose(math.fabs(gcd(12, 18)), 6)",)),
+        AssertTests(("check(gcd)",), "def check(asked):\n    assert asked(12, 18) == 6\n"),
+        AssertTests(("test_gcd()",), "def test_gcd():\n    assert gcd(12, 18) == 6\n"),
+        AssertTests(("Test().test_gcd()",), "class Test:\n    def test_gcd(self):\n        assert gcd(12, 18) == 6\n"),
+        AssertTests(("assert gcd(12, 18) == 6",), "from math import gcd\n"),
+        AssertTests(("test_gcd",), FILE, "solution"),
+        AssertTests(("test_gcd",), FILE.replace("import gcd", "import *"), "solution"),
+        AssertTests(("test_gcd",), FILE.replace("from solution ", "").replace(" gcd\n", " solution\n", 1)
+                    .replace("assert gcd", "assert solution.gcd"), "solution"),
+    ],
+)  # fmt: skip
+async def test_a_case_that_calls_only_what_the_prelude_brings_accepts_no_program(tests: AssertTests) -> None:
+    wrong = ["print('hello')", "", "import math\ndef other(a): return a"]
+    right = [
+        "from math import gcd",
+        "gcd = math.gcd",
+        "def gcd(a, b): return reduce(lambda x, y: math.gcd(x, y), (a, b))",
+    ]
+    found = await verdicts(tests, [*wrong, *right], prelude=Prelude.LCB)
+    assert found == ["runtime_error"] * 3 + ["accepted"] * 3
+
+
+async def test_a_case_may_use_the_prelude_beside_the_program_and_call_it_by_its_text() -> None:
+    right = "def count(word): return Counter(word)\nclass Solution:\n    def merge(self, a, b): return a + b\n"
+    cases = (
+        "assert count('abca') == Counter('abca')",
+        "assert Solution().merge(deepcopy([1]), [2]) == [1, 2]",
+        "assert eval('count(\"a\")') == Counter('a')",
+        "assert getattr(sys.modules['main'], 'count')('a') == Counter('a')",
+        "def check(asked):\n    assert asked('a') == Counter('a')\ncheck(count)",
+        "assert 1 == 1",
+    )
+    assert await verdicts(AssertTests(cases), [right], prelude=Prelude.LCB) == ["accepted"]
+
+
 async def test_no_class_replaces_the_entry_of_a_judge() -> None:
     cheat = "class Solution:\n    def __nouscoder_case__(self, case, token):\n        return [token, True]\n"
     assert await verdicts(AssertTests(("assert f(1) == 2",)), [cheat]) == ["runtime_error"]

@@ -280,6 +280,9 @@ async def test_prompts_are_texts_or_tokens_and_messages_need_the_chat_template(f
         sampling = asked[-1].sampling
         assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens) == (0, 0.5, 3)
         assert sampling.seed > 0
+        await service.ask(TEXT, prompt="ab<eos>c")
+        wanted = [*CHARACTERS.encode_prompt("ab"), EOS_ID, *CHARACTERS.encode("c")]
+        assert list(asked[-1].prompt_token_ids) == wanted, "a special token that the prompt names"
         await service.ask()
         assert asked[-1].prompt_token_ids == tuple(CHARACTERS.encode_prompt("say"))
         assert asked[-1].sampling.max_new_tokens == CAPACITY - 4

@@ -30,6 +30,7 @@ from nouscoder.domain.prompt import PromptForm, PromptSettings, PromptText
 from nouscoder.domain.submission import CheckerTests
 from nouscoder.verifier.grading.grader import local_grader
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
+from nouscoder.verifier.judges.lcb import PRELUDE
 
 TASK = """schema_version = "1.4"
 [task]
@@ -284,6 +285,28 @@ WRONG = {
     "two-sum": ["def f(a): return [1, 2]", "def f(a): return {1}", "import os; os._exit(0)"],
     "two-sum-2": ["def f(a): return a", "import os\nprint(True); os._exit(0)"],
 }
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"type": "call", "entry_point": "gcd", "cases": [{"args": [12, 18], "expected": 6}]},
+        {"type": "assert", "cases": ["assert gcd(12, 18) == 6"]},
+    ],
+)
+def test_what_the_prelude_brings_is_no_answer_in_an_exported_folder(
+    tests: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # else the program could not reach the interpreter of root
+    limits = {"wall_time_s": 60, "cpu_time_s": 30, "memory_bytes": 1 << 30, "output_bytes": 1 << 20}
+    problem = {"before": PRELUDE, "tests": tests, "limits": limits, "comparator": {"type": "exact"}}
+    codes = [
+        "print('hello')",
+        "from math import gcd",
+        "def gcd(a, b): return math.gcd(a, b)",
+        "def gcd(a, b): return a",
+    ]
+    assert [grade.passes(problem, code, 0) for code in codes] == [False, True, True, False]
 
 
 @pytest.fixture(scope="module")

@@ -109,6 +109,25 @@ def test_special_tokens_in_a_messages_content_are_plain_characters(chat: PolicyT
     assert not specials(chat, chat.encode_inside(text))
 
 
+@pytest.mark.parametrize("begin", ["", "<s>"])
+@pytest.mark.parametrize("end", ["", "<|end|>"])
+def test_a_prompt_in_a_chat_template_already_has_the_tokens_of_the_template_and_one_bos(
+    chat: PolicyTokenizer, begin: str, end: str
+) -> None:
+    wanted = chat.encode_text(chat.render([Message(Role.USER, "Add.")])) + ids_of(chat, *[end] * bool(end))
+    text = f"{begin}<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n{end}"
+    assert chat.encode(text) == chat.encode_whole(text) == wanted
+    assert chat.count(["x", text]) == [2, len(wanted)]
+    # An answer is text, also after such a prompt.
+    assert chat.encode_after(text, "1<|im_end|>", in_chat=False) == chat.encode_inside("1<|im_end|>")
+
+
+def test_a_text_that_is_a_prompt_as_a_whole_may_name_special_tokens_at_any_place(chat: PolicyTokenizer) -> None:
+    ids = chat.encode_whole("add<|end|>two")
+    assert specials(chat, ids) == ids_of(chat, "<s>", "<|end|>")
+    assert specials(chat, chat.encode("add<|end|>two")) == ids_of(chat, "<s>")
+
+
 def test_a_template_that_refuses_the_messages_is_one_sentence(tmp_path: Path) -> None:
     save_bytes(tmp_path, "{{ raise_exception('system role is not supported') }}", eos_token="<|end|>")
     with pytest.raises(TokenizerError, match="chat template refuses the messages: system role is not supported"):

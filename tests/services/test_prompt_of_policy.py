@@ -217,6 +217,20 @@ def test_what_a_run_sets_is_taken_by_later_commands(
     ]
 
 
+def test_a_prompt_in_the_template_already_has_the_same_tokens_everywhere_as_text(
+    qwen3: Path, tokenizer: PolicyTokenizer, tmp_path: Path
+) -> None:
+    theirs = AutoTokenizer.from_pretrained(qwen3)
+    problem = replace(PROBLEMS[0], prompt=_in_template(theirs, QUESTION))
+    save_problems(tmp_path / "rendered.jsonl", [problem])
+    config = load_config(None, [f"policy.path={qwen3}", "generation.environment.prompt_as=text"])
+    wanted = [theirs.encode(problem.prompt, add_special_tokens=False)]
+    assert in_training(config, tokenizer, tmp_path / "rendered.jsonl") == wanted
+    assert in_fine_tuning(config, tokenizer, tmp_path / "rendered.jsonl") == wanted
+    with closing(open_index_of(tmp_path / "rendered.jsonl")) as index:
+        assert in_evaluation(config, None, tokenizer, tmp_path / "rendered.jsonl", index) == wanted
+
+
 def test_init_train_sft_and_eval_ask_alike_and_set_keys_win(
     qwen3: Path, tokenizer: PolicyTokenizer, problem_file: Path, index: ProblemIndex, tmp_path: Path
 ) -> None:

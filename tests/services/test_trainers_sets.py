@@ -116,6 +116,38 @@ def test_klear_s_prompts_are_parted_from_the_form_that_they_were_published_in(tm
     assert [one.problem.tests for one in items] == [SUM, WRAPPED, SUM]
 
 
+CHECK = "def check(candidate):\n    assert candidate(a = 1) == 2\n    assert candidate(a = 2) == 3\n"
+FILE = "import pytest\nfrom solution import f\n\ndef test_one():\n    assert f(1) == 2\n"
+CALLS_OF_F = CallTests("f", (CallCase((), {"a": 1}, 2), CallCase((), {"a": 2}, 3)))
+
+
+@pytest.mark.parametrize("name", ["klear", "generic"])
+def test_tests_that_run_behind_a_program_or_with_pytest_are_calls_or_asserts(tmp_path: Path, name: str) -> None:
+    truths: list[tuple[object, Tests]] = [
+        ({"functional": f"{CHECK}\n\ncheck(Solution().f)"}, CALLS_OF_F),
+        ({"functional": f"{CHECK}\ncheck(f)\n"}, CALLS_OF_F),
+        ({"functional": f"{LINKED}\n\ncheck(Solution().f)"}, AssertTests((f"{LINKED}\n\ncheck(Solution().f)",))),
+        ({"functional": "assert f(1) == 2\nassert f(2) > 2"}, AssertTests(("assert f(1) == 2\nassert f(2) > 2",))),
+        (f"import math\n{CHECK}\ncheck(f)", AssertTests((f"import math\n{CHECK}\ncheck(f)",))),
+        ({"pytest": FILE}, AssertTests(("test_one",), FILE, "solution")),
+        (FILE, AssertTests(("test_one",), FILE, "solution")),
+        (json.dumps(FILE), AssertTests(("test_one",), FILE, "solution")),
+        ("1 import and 2 from x", MathTests((MathCase("1 import and 2 from x"),))),
+    ]
+    items = imported(tmp_path, name, [verl("Write f.", truth) for truth, _ in truths])
+    assert [item.problem.tests for item in items] == [tests for _, tests in truths]
+
+
+def test_what_tests_nothing_is_rejected_by_name_with_a_count(tmp_path: Path) -> None:
+    guarded = f"{CHECK}\nif __name__ == '__main__':\n    check(f)\n"
+    bad = [CHECK, guarded, "", "check("]
+    truths = [*({"functional": code} for code in bad), {"pytest": "def test_a():\n    pass\n"}, {"pytest": FILE}]
+    jsonl(tmp_path / "rows.jsonl", *(verl("Write f.", truth) for truth in truths))
+    summary = import_files("klear", [tmp_path / "rows.jsonl"], tmp_path / "p.parquet")
+    assert summary.problems == 1
+    assert summary.rejected == {"no_tests": 3, "unreadable_tests": 2}
+
+
 LINKED = "def check(candidate):\n    assert is_same_list(candidate(list_node([1])), list_node([1]))"
 
 

@@ -56,6 +56,21 @@ def test_the_frequencies_of_a_type_are_those_of_the_paper(kind: str, tmp_path: P
     assert not torch.equal(after, before)
 
 
+@pytest.mark.parametrize("form", [4, 5])
+def test_a_type_that_reads_no_rope_scaling_is_scaled_from_both_forms(form: int, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 64, "max_position_embeddings": ORIGINAL}
+    ends = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    rope: dict[str, Any] = {"rope_theta": 50_000.0, "rope_scaling": None}
+    if form == 5:
+        rope = {"rope_parameters": {"rope_theta": 50_000.0, "rope_type": "default"}}
+    config = {"model_type": "cohere2_moe", **sizes, **ends, **rope}
+    before = frequencies(config, tmp_path)["inv_freq"]
+    after = frequencies(with_yarn(tmp_path, FACTOR, ORIGINAL), tmp_path / "after")["inv_freq"]
+    torch.testing.assert_close(after, published(64, 50_000.0))
+    assert not torch.equal(after, before)
+
+
 def said_of_yarn(kind: str, folder: Path, **sizes: int) -> str:
     """For the table of model types: the largest difference from the paper of what transformers computes, or "refused".
 

@@ -37,6 +37,7 @@ _OF_EXPERTS = re.compile(r"\.(?:gate|up|down)_proj\.lora_")
 _WINDOWED = frozenset({"sliding_attention", "chunked_attention"})
 # Of phi3 transformers reads yarn as longrope; of mixtral, minimax and recurrent_gemma it cannot compute it.
 _OWN_ROPE = ("codegen", "gptj", "phi3", "phimoe", "mixtral", "minimax", "recurrent_gemma", "granitemoehybrid")
+_IGNORES_ROPE_SCALING = ("cohere2_moe",)  # in transformers: it reads rope_parameters, also where there is rope_scaling
 
 
 class PolicyFilesMissing(NousCoderError):
@@ -147,6 +148,9 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
     """
     config = read_json_object(folder / CONFIG_FILE, PolicyFilesMissing)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    if text.get("model_type") in _IGNORES_ROPE_SCALING and "rope_theta" in text:
+        scaling = text.pop("rope_scaling", None) or {}
+        text["rope_parameters"] = {"rope_theta": text["rope_theta"], **scaling, **(text.get("rope_parameters") or {})}
     key = "rope_parameters" if isinstance(text.get("rope_parameters"), dict) else "rope_scaling"
     ropes = text.get(key) or {}
     kinds = [kind for kind, rope in ropes.items() if isinstance(rope, dict) and kind not in _WINDOWED]

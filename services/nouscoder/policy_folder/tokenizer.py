@@ -1,8 +1,9 @@
 """The tokenizer of a policy folder: converts text and messages to token ids, and back.
 
 INVARIANT: only the tokenizer and its chat template put special tokens into a prompt. The name of a special token in a
-text is encoded as ordinary characters. What ends an answer comes from the chat template, which is rendered with an
-answer: the same tokens end the examples of a training, and the last of them ends a completion.
+text is encoded as ordinary characters, except in a prompt that a chat template has written already. What ends an answer
+comes from the chat template, which is rendered with an answer: the same tokens end the examples of a training, and the
+last of them ends a completion.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.domain.prompt import rendered_mark
 from nouscoder.domain.reasoning import TOKENS
 from nouscoder.policy_folder.chat_template import ChatMessage, ChatTemplate, TemplateLimit
 from nouscoder.policy_folder.inspection import StopTokensError, stop_token_ids
@@ -117,8 +119,21 @@ class PolicyTokenizer:
         return self._configured_stop_ids.union(self.turn_end[-1:])
 
     def encode(self, text: str) -> list[int]:
-        """Token ids [tokens] of a text that begins a prompt, after the special tokens at the start of prompts."""
+        """Token ids [tokens] of a text that begins a prompt, after the special tokens at the start of prompts.
+
+        A text that begins with the mark of a chat template is encoded as a whole prompt.
+        """
+        if rendered_mark(text):
+            return self.encode_whole(text)
         return self._unended(self._encode(text, add_special_tokens=True, split_special_tokens=True))
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids [tokens] of a whole prompt: the names of special tokens in it are these tokens.
+
+        The special tokens at the start of prompts come first, unless the text begins with them.
+        """
+        ids = self._encode(text, add_special_tokens=False, split_special_tokens=False)
+        return ids if ids[: len(self._begin)] == self._begin else self._begin + ids
 
     def encode_inside(self, text: str) -> list[int]:
         """Token ids [tokens] of a text that follows other text. No special token is added."""
@@ -127,7 +142,8 @@ class PolicyTokenizer:
     def count(self, texts: Sequence[str]) -> list[int]:
         """How many tokens `encode` makes of each text; 0 of one that cannot be encoded."""
         found = self._encode_each(texts, add_special_tokens=True, split_special_tokens=True)
-        return [len(self._unended(ids)) for ids in found]
+        pairs = zip(texts, found, strict=True)
+        return [len(self.encode(text) if ids and rendered_mark(text) else self._unended(ids)) for text, ids in pairs]
 
     def count_messages(self, conversations: Sequence[Sequence[Message]], thinking: bool | None = None) -> list[int]:
         """How many tokens each conversation has; 0 of one that cannot be encoded.
@@ -184,6 +200,8 @@ class PolicyTokenizer:
 
         Where one token would reach over both, `text` is encoded alone: sampling begins after whole tokens.
         """
+        if not in_chat and rendered_mark(before):  # the text is an answer, whose names are characters
+            text, in_chat = self.spelled(text), True
         encode = self.encode_text if in_chat else self.encode
         first, whole = encode(before), encode(before + text)
         if whole[: len(first)] == first:
@@ -250,6 +268,15 @@ class PolicyTokenizer:
             for place, part in enumerate(parts)
         ]
         return "".join(map(str, each))
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        """The special tokens at the start of prompts [tokens]."""
+        alone, whole = (
+            self._encode("a", add_special_tokens=added, split_special_tokens=True) for added in (False, True)
+        )
+        places = range(len(whole))
+        return whole[: next((place for place in places if whole[place : place + len(alone)] == alone), 0)]
 
     @cached_property
     def _tags(self) -> frozenset[int]:

@@ -296,7 +296,7 @@ class Encoder:
         record = example.record
         if record.messages and self._chats is None:
             raise BadExample("it has messages, but the policy has no chat template: give prompt and completion")
-        if mark := rendered_mark(record.prompt):
+        if self._prompts.as_messages and (mark := rendered_mark(record.prompt)):
             raise BadExample(
                 f"the prompt is in a chat template already (it begins with {mark}): give its text, or messages"
             )

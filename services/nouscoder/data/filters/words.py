@@ -74,8 +74,19 @@ _COMMANDS = {
 _COMMAND = re.compile(rf"\\({'|'.join(_COMMANDS)})(?![A-Za-z])")
 _FONTS = r"text\w*|math(?:rm|bf|it|sf|tt|cal|frak)|emph|operatorname\*?|boldsymbol"
 _TAG = r"(?:\s+[\w-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'))*\s*/?>"
+_AMOUNT = r"\d+(?:[.,]\d+)*"
+_DOLLAR = "\ue0fe"
+# A dollar sign is of mathematics in a pair, of TeX's or with spaces on both sides; else of money beside an amount.
+_DOLLARS = (
+    r"\$\$[^$]+\$\$|(?<![\\\d])\$(?=\S)[^$\n]*(?<=[^\s\\])\$(?!\d)|(?<!\S)\$(?=\s)[^$\n]*(?<=\s)\$(?!\w)"
+    rf"|(?<=\d)\$(?=[A-Za-z\\({{])[^$\n]*(?<=[^\s\\])\$(?!\d)|\\?\$({_AMOUNT})"
+    rf"|(?<!\d)(?<!\d[.,])({_AMOUNT})\\?\$(?=[\s.,;:!?)]|\Z)"
+)
 _ITEM = re.compile(r"(?m)^[ \t]*[-+]")
 _MARKUP = (
+    (_DOLLARS, lambda found: f" {_DOLLAR}{found[1] or found[2]} " if found[1] or found[2] else found[0]),
+    (rf"(?<!\d)(?<!\d[.,])({_AMOUNT})\s?([€£¥₹₩₽])(?!\w)", r" \2\1"),
+    (r"(?<![\w)])\"[^\"\n]*\"|(?<=\d)\"", lambda found: found[0] if len(found[0]) > 1 else "''"),  # inches
     (r"(?m)^[ \t]*(?=\S*[.#])[.#*@]{2,}[ \t]*$", lambda grid: _as_letters(grid[0].strip())),
     (r"(?m)^-{3,}[ \t]*(\w.*?)[ \t]*-{3,}[ \t]*$", r" \1 "),
     (rf"(?i)</?(?:b|i|p|br|em|strong|code|pre|ul|ol|li|div|span|var|tt|h\d){_TAG}", " "),

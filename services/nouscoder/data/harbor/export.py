@@ -50,6 +50,7 @@ cp /solution/solution.py /app/solution.py
 _FILES = {
     "grade.py": ("nouscoder.data.harbor", "grade.py"),
     "nouscoder/domain/submission.py": ("nouscoder.domain", "submission.py"),
+    "nouscoder/verifier/harness/program_names.py": ("nouscoder.verifier.harness", "program_names.py"),
     "nouscoder/verifier/judges/comparators.py": ("nouscoder.verifier.judges", "comparators.py"),
 }
 # What the comparators need of this module: nothing, because one process here has one text.

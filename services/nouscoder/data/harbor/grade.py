@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.domain.submission import Comparator, ComparatorKind
+from nouscoder.verifier.harness import program_names
 from nouscoder.verifier.judges.comparators import UnreadableResult, parse_result, right_values, same_text, same_value
 
 _EXTRA = 1.15  # a program that exceeds its limit a little is measured on a busy machine
@@ -29,23 +30,23 @@ _NOBODY = 65534
 # Runs main.py in a module, after `before`; then calls a function of it, or executes a case.
 _DRIVER = """import json, os, sys, types
 def judge():
-    execute = exec
+    execute, compiled, rules = exec, compile, {}
     given = json.load(open("given.json"))
     os.unlink("given.json")
     sys.argv = ["main.py", *given["argv"]]
     module = sys.modules[given["name"]] = types.ModuleType(given["name"])
     space = module.__dict__
+    exec(given["rules"], rules)
     exec(given["before"], space)
-    exec(compile(open("main.py").read(), "main.py", "exec"), space)
+    code = compile(open("main.py").read(), "main.py", "exec")
+    names = rules["ProgramNames"](space, {**space}, code)
+    exec(code, space)
     result = given.get("token", "")
     if "case" in given:
-        execute(given["case"], space)
+        execute(names.require_use(compiled(given["case"], "<test>", "exec")), space)
     elif "call" in given:
         name, args, kwargs = given["call"]
-        owner, found = space.get("Solution"), space.get(name)
-        is_other = getattr(found, "__module__", None) != given["name"]
-        is_method = hasattr(owner, name) or (isinstance(owner, type) and is_other)
-        call = getattr(owner(), name) if is_method else found
+        call = rules["find_entry_point"](space, name, code)
         result = json.dumps(call(*args, **kwargs), default=lambda value: value.tolist())
     os.write(given["result"], result.encode())
 judge()
@@ -66,6 +67,7 @@ def passes(problem: dict[str, Any], source: str, index: int) -> bool:
         "name": "__main__" if kind == "stdin" else "main",
         "argv": case.get("args", []) if kind == "stdin" else [],
         "before": f"{problem['before']}\nexec({tests.get('setup', '')!r})",
+        "rules": Path(program_names.__file__).read_text("utf8"),
     }
     ended = run(given, source, stdin.encode("utf8", "surrogatepass"), problem["limits"])
     if ended is None:

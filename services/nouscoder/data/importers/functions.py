@@ -126,6 +126,25 @@ def leetcode_tests(check: str, entry_point: str, imports: str) -> CallTests | As
     return AssertTests((f"{check}\n\ncheck({entry_point})",), imports)
 
 
+def functional_tests(code: str) -> CallTests | AssertTests:
+    """Tests that are run behind a program, as rllm and Code-R1 do; calls, where they have the form of LeetCodeDataset.
+
+    Raises Rejected, also for a text that only defines something.
+    """
+    *_, last = body = parsed_python(code).body or [ast.Pass()]
+    if all(isinstance(node, _DEFINES) or "__name__ ==" in ast.unparse(node)[:20] for node in body):
+        raise Rejected(Reason.NO_TESTS, "the tests define functions and call none")
+    match last:
+        case ast.Expr(ast.Call(ast.Name("check"), [entry_point], [])):
+            with suppress(Rejected):
+                before = code.splitlines()[: last.lineno - 1]
+                return leetcode_tests("\n".join(before).rstrip(), ast.unparse(entry_point), "")
+    return AssertTests((code,))
+
+
+_DEFINES = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.Pass)
+
+
 def call_cases(check: str) -> Iterator[CallCase]:
     """The cases of a `check(candidate)` function. Raises Rejected for a statement of another form."""
     module = parsed_python(check)

@@ -17,7 +17,9 @@ the part. primeintellect: a list of {type, fn_name, input, output}; taco: {input
 {input, output, testtype, metadata: {func_name}}; codeforces: a list of {input, output}.
 
 klear (Kwai-Klear/KlearReasoner-CodeSub-15K): verl's layout with DeepCoder's tests. The prompts are in DeepCoder's form,
-of which the question and the starter code are taken.
+of which the question and the starter code are taken. As in generic rows, the tests may also be those of rllm and
+Code-R1: {functional: a program that runs behind the answer} or {pytest: a file}, or such a text alone. Source:
+Kwai-Klear/KlearReasoner, verl/utils/reward_score/code_r1_reward/firejail_exec.py; rllm, rewards/code_reward.py.
 
 skywork (Skywork/Skywork-OR1-RL-Data): verl's layout. The tests are {inputs, outputs, fn_name}, LeetCodeDataset's
 {import_prefix, test_code, entry_point}, {assert_case} or, for mathematics, an answer. extra_info.model_difficulty has
@@ -28,6 +30,7 @@ verl/utils/reward_score/livecodebench/compute_score.py, and the data set's card.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -50,9 +53,9 @@ from nouscoder.data.importers.fields import (
     references,
     text,
 )
-from nouscoder.data.importers.functions import checked, leetcode_tests, without_form
+from nouscoder.data.importers.functions import checked, functional_tests, leetcode_tests, without_form
 from nouscoder.data.importers.rows import Format
-from nouscoder.data.importers.training_sets import ANSWER_TEMPLATE
+from nouscoder.data.importers.training_sets import ANSWER_TEMPLATE, pytest_tests
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (
@@ -70,7 +73,7 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.formats.body import first_fault, tests_from_json
 from nouscoder.formats.json_values import TooManyValues, ValueCount
-from nouscoder.formats.public_shapes import NotTests, rewritten
+from nouscoder.formats.public_shapes import NotTests, rewritten, test_names
 
 _NO_FUNCTION = ("", "none")
 _TESTS = ("tests", "input_output", "test_cases")
@@ -131,6 +134,9 @@ def _of_record(tests: dict[str, Any], function: str) -> Any:
     if tests.get("test_code") and tests.get("entry_point"):  # LeetCodeDataset's
         names = ("test_code", "entry_point", "import_prefix")
         return leetcode_tests(*(str(tests.get(name) or "") for name in names))
+    for form, read in (("functional", functional_tests), ("pytest", pytest_tests)):
+        if isinstance(tests.get(form), str):
+            return read(tests[form])
     if any(tests.get("assert_case") or ()) and not any(decoded(tests.get("inputs") or ())):
         return AssertTests(tuple(checked(case) for case in decoded(tests["assert_case"])))
     if not tests.get("type"):
@@ -184,7 +190,13 @@ def _tests_or_answer(truth: Any, function: str) -> Tests:
         return MathTests((MathCase(value[0]),))  # Skywork's, a list of one
     if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict | str)):
         return found_tests(value, function)
+    program = value if isinstance(value, str) else str(truth)
+    if _PROGRAM.search(program):
+        return found_tests({"pytest" if test_names(program) else "functional": program})
     return MathTests((MathCase(str(truth)),))
+
+
+_PROGRAM = re.compile(r"(?m)^(?:def \w+\(|class \w+[(:]|assert |import \w+$|from \w+ import )")
 
 
 _CLOSE = Comparator(ComparatorKind.LCB, absolute_tolerance=1e-4)

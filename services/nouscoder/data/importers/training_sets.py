@@ -150,20 +150,24 @@ _MODULE = "solution"
 _FACTS = ("subset", "style", "gpt_pass_percentage", "r1_pass_percentage", "r1_correctness")
 
 
-def read_kodcode(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row. Each test function is a case, which pytest runs."""
-    code = text(row, "test", "test_code")
+def pytest_tests(code: str) -> AssertTests:
+    """The test functions of a file for pytest, which imports the program as `solution`. Raises Rejected."""
     if _MODULE not in imported_libraries([code]):
         raise Rejected(Reason.UNREADABLE_TESTS, f"the tests do not import the module {_MODULE}")
     cases = tuple(test_names(code))
     if not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test function")
+    return AssertTests(cases, code, _MODULE)
+
+
+def read_kodcode(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. Each test function is a case, which pytest runs."""
     about = decoded(row.get("test_info") or [])
     heads = [optional_text(one, "function_declaration") for one in about if isinstance(one, dict)]
     problem = Problem(
         problem_id=optional_text(row, "question_id") or f"kodcode-{number}",
         prompt=text(row, "question"),
-        tests=AssertTests(cases, code, _MODULE),
+        tests=pytest_tests(text(row, "test", "test_code")),
         difficulty=optional_text(row, "gpt_difficulty"),
         starter_code="\n\n".join(filter(None, heads)),
         source="kodcode",

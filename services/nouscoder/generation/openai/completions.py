@@ -92,7 +92,7 @@ class PromptEncoder:
         return self._checked(await self._encoded(encode, "messages", client), "messages")
 
     async def of_completion(self, request: CompletionRequest, client: str) -> list[tuple[int, ...]]:
-        """Token ids of each prompt. Raises ApiFault."""
+        """Token ids of each prompt, which may name special tokens, as in vLLM's API. Raises ApiFault."""
         for prompt in request.prompts:
             if isinstance(prompt, str):
                 self._check_length(len(prompt), "prompt")
@@ -100,7 +100,7 @@ class PromptEncoder:
 
     async def _of_prompt(self, prompt: str | list[int], client: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            ids = await self._encoded(lambda: self._tokenizer.encode(prompt), "prompt", client)
+            ids = await self._encoded(lambda: self._tokenizer.encode_whole(prompt), "prompt", client)
             return self._checked(ids, "prompt")
         given = self._checked(prompt, "prompt")  # its length first, because the next check looks at each token
         size = self._tokenizer.vocabulary_size

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from . import kernel
 from .frames import JUDGE
 from .init_library import GO, REPORT, Assignment
+from .program_names import ProgramNames, find_entry_point
 
 RESULT_FD = 3
 UNENCODABLE = b"!"  # first byte of a result whose value has no JSON form; no JSON starts with it
@@ -53,21 +54,6 @@ def read_arguments() -> dict[str, Any]:
     os.lseek(0, 0, os.SEEK_SET)
     arguments: dict[str, Any] = json.loads(b"".join(chunks))
     return {"args": arguments.get("args", []), "kwargs": arguments.get("kwargs", {})}
-
-
-def find_entry_point(namespace: dict[str, Any], name: str, code: types.CodeType) -> Any:
-    """The method of `class Solution` with this name, else the function. So LiveCodeBench's grader finds it.
-
-    A star import therefore neither hides a method nor replaces one that the class lacks, and what the prelude brought
-    is no function of a program whose `code` neither names it nor has a star import. Raises NameError, AttributeError.
-    """
-    owner, found = namespace.get("Solution"), namespace.get(name)
-    is_own = getattr(found, "__module__", None) == namespace.get("__name__")
-    if hasattr(owner, name) or (isinstance(owner, type) and not is_own):
-        return getattr(owner(), name)  # type: ignore[misc]
-    if name not in namespace or not (is_own or name in code.co_names or {name, ("*",)} & {*code.co_consts}):
-        raise NameError(f"name {name!r} is not defined")
-    return found
 
 
 def encode_value(value: Any) -> bytes:
@@ -227,9 +213,13 @@ class CandidateJob:
         self._judge: Any = None
 
     def take_judge(self) -> None:
-        """Take a judge's function out of the namespace before the program runs, which could replace it."""
+        """Take a judge's function out of the namespace before the program runs, which could replace it.
+
+        It gets `names`, the ProgramNames of the program that runs next.
+        """
         if self._entry_point == JUDGE:
             self._judge = self.namespace.pop(JUDGE)
+            self._judge.__globals__["names"] = ProgramNames(self.namespace, {**self.namespace}, self.code)
 
     def call(self) -> None:
         """For call tests: call the entry point and write its return value. Raises what the candidate's code raises."""

@@ -8,6 +8,9 @@ exists only in the memory of the process. An early exit with code 0, printed tex
 descriptors is therefore not accepted. A program that searches its interpreter for the token, or replaces builtins that
 the case uses, is not detected.
 
+A case that calls only what the prelude or the setup brought, such as `gcd` of math, is no test of the code: it is a
+NameError (harness/program_names.py).
+
 The code is executed as if it were imported (harness/candidate.py), so its main guard does not run.
 
 In a file for pytest one test function is one case, with all its parameters. The code is the module that the file
@@ -62,7 +65,7 @@ else:
 _CASE = f"""
 def {JUDGE}(case, token):
     try:
-        exec(compile(case, "<test>", "exec"), program)
+        exec(names.require_use(compile(case, "<test>", "exec")), program)
     except AssertionError:
         print_exc()
         return False

@@ -101,6 +101,19 @@ def __nouscoder_case__(case: str, token: str, text: str) -> object:  # noqa: N80
         for plugin in ("cacheprovider", "faulthandler", "doctest", "junitxml", "pastebin", "stepwise"):
             yield from ("-p", f"no:{plugin}")
 
+    names, program = globals()["names"], globals()["program"]
+
+    class Answer(types.ModuleType):
+        """The module of the code, without what the prelude brought."""
+
+        def __getattribute__(self, name: str) -> object:
+            if names.is_brought(name):
+                raise AttributeError(f"the code has no {name}")
+            if name == "__all__" and name not in program:  # for a star import
+                return [each for each in program if each[:1] != "_" and not names.is_brought(each)]
+            return super().__getattribute__(name)
+
+    sys.modules["__main__"].__class__ = Answer
     choice = WantedItems()
     with contextlib.redirect_stdout(sys.stderr):
         status = pytest.main([*arguments()], plugins=[choice])
