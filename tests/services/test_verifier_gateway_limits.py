@@ -6,9 +6,11 @@ Tests the invariants of memory_budget.py, grpc_gate.py, servicer.py and gatekeep
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import socket
+import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +23,7 @@ import httpx
 import pytest
 from google.protobuf.message import Message
 from prometheus_client import CollectorRegistry
+from tests.load.floods import GRADE, PREFACE, field, frame
 
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
@@ -33,6 +36,7 @@ from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.rpc.server import start_grpc
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier import service as service_module
+from nouscoder.verifier.access.grpc_connections import HEAD_BYTES
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import (
@@ -142,6 +146,53 @@ async def test_calls_whose_message_does_not_arrive_end_when_the_memory_is_full()
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
         answer = await stub.Grade(verifier_pb2.GradeRequest(submission=message))
         assert answer.verdict.kind == verdict_pb2.VERDICT_KIND_ACCEPTED
+
+
+async def test_connections_that_send_headers_without_end_are_closed_and_others_stay() -> None:
+    """Before, each held 20 to 50 MiB: gRPC's limit of metadata holds only once the client has acknowledged it."""
+    endless = frame(9, 0, 1, field(b"x", b"y" * 16_000)) * (2 * HEAD_BYTES // 16_000)
+    async with running() as service:
+        (_, slow), (asked, flood) = await connected(service.grpc), await connected(service.grpc)
+        slow.write(PREFACE + frame(1, 4, 1, GRADE) + frame(0, 0, 1, struct.pack("!BI", 0, 1 << 20)))
+        slow.write(frame(0, 0, 1, bytes(16_000)) * (2 * HEAD_BYTES // 16_000))  # a message that arrives slowly
+        flood.write(PREFACE + frame(1, 0, 1, GRADE) + endless)
+        async with asyncio.timeout(60):
+            while not service.gate._reading:
+                await asyncio.sleep(0.01)
+            connections, port = service.gate._connections, int(service.grpc.rpartition(":")[2])
+            while not connections.close_unknown(port, is_full=False):
+                await asyncio.sleep(0.01)
+            await ended(asked)
+            assert connections.close_unknown(port, is_full=False) == 0
+            assert len(service.gate._reading) == 1
+            (asked, flood), looking = await connected(service.grpc), service.gate.bound_memory(0, service.grpc)
+            flood.write(PREFACE + frame(1, 0, 1, GRADE) + endless)
+            watch = asyncio.create_task(looking)
+            await ended(asked)
+            watch.cancel()
+
+
+async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What arrives until the server closes the connection."""
+    taken = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := await reader.read(1 << 16):
+            taken += part
+    return taken
+
+
+async def test_a_client_that_never_acknowledges_the_settings_is_disconnected() -> None:
+    """The limits of metadata, frames and streams do not hold for such a client."""
+    async with running() as service:
+        reader, writer = await connected(service.grpc)
+        writer.write(PREFACE)
+        async with asyncio.timeout(60):
+            assert b"settings_timeout" in await ended(reader)
 
 
 async def test_a_batch_reads_a_request_only_when_the_budget_has_room_for_it() -> None:
