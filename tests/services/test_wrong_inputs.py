@@ -58,7 +58,7 @@ TYPED = [
     ("data import apps hub:nosuch --out x.parquet", 78, "hub:"),
     ("data filter nofile.toml", 78, "nofile.toml cannot be read"),
     ("data filter filter.toml", 78, "'num_test' is not a filter: did you mean num_tests?"),
-    ("data stats nope", 69, "has not answered"),
+    ("data stats nope", 69, "no run nope is in runs/, and the broker"),
     ("data stats problems.jsonl --limit 3", 2, "it is for the name of a run"),
     ("data stats problems.csv", 78, f"{MAKE} generic"),
     ("status", 69, "no run is in runs/, and no broker at"),
