@@ -48,7 +48,10 @@ class Connections:
 
         With `is_full` an earlier call does not count. Returns how many were closed.
         """
-        spared, over, here, closed = self._calls.keys() if is_full else self._known, set(), set(), 0
+        spared = set(self._calls) if is_full else self._known
+        over: set[str] = set()
+        here: set[str] = set()
+        closed = 0
         for connection in _connections(port):
             with connection:
                 try:
