@@ -465,26 +465,26 @@ TYPED_TOO = [
 ]
 # Odd files, in the place of problems, samples and configurations.
 ODD = [
-    ("data inspect loop.jsonl", 78, "loop.jsonl cannot be read: Too many levels of symbolic links"),
-    ("data inspect dangling.jsonl", 78, "dangling.jsonl cannot be read: No such file or directory"),
-    ("data inspect utf16.jsonl", 78, "utf16.jsonl cannot be read: it is UTF-16 or UTF-32: save it as UTF-8"),
-    ("data inspect utf32.jsonl", 78, "utf32.jsonl cannot be read: it is UTF-16 or UTF-32: save it as UTF-8"),
-    ("data inspect nul.jsonl", 78, "line 1: not JSON"),
+    ("data inspect odd/loop.jsonl", 78, "loop.jsonl cannot be read: Too many levels of symbolic links"),
+    ("data inspect odd/dangling.jsonl", 78, "dangling.jsonl cannot be read: No such file or directory"),
+    ("data inspect odd/utf16.jsonl", 78, "utf16.jsonl cannot be read: it is UTF-16 or UTF-32: save it as UTF-8"),
+    ("data inspect odd/utf32.jsonl", 78, "utf32.jsonl cannot be read: it is UTF-16 or UTF-32: save it as UTF-8"),
+    ("data inspect odd/nul.jsonl", 78, "line 1: not JSON"),
     ("data inspect nan.jsonl", 78, "line 1: limits.wall_time_s: must be a finite number"),
     ("data inspect huge.jsonl", 78, "a: limits.memory_bytes: must be at most"),
-    ("data inspect digits.jsonl", 78, "line 1: not JSON: number out of range"),
-    ("data inspect deep.jsonl", 78, "deep.jsonl, entry 1: not JSON: its values are nested too deeply"),
-    ("data inspect surrogate.jsonl", 78, "line 1: not JSON: unexpected end of hex escape"),
+    ("data inspect odd/digits.jsonl", 78, "line 1: not JSON: number out of range"),
+    ("data inspect odd/deep.jsonl", 78, "deep.jsonl, entry 1: not JSON: its values are nested too deeply"),
+    ("data inspect odd/surrogate.jsonl", 78, "line 1: not JSON: unexpected end of hex escape"),
     ("data inspect escape.jsonl", 78, "line 1: ?[31mred: unknown field"),
-    ("data inspect blank.jsonl", 78, "blank.jsonl holds no problem"),
-    ("data inspect bom.jsonl", 78, "bom.jsonl holds no problem"),
-    ("data inspect text.parquet", 78, "text.parquet cannot be read: Parquet magic bytes not found"),
-    ("data inspect empty.parquet", 78, "empty.parquet cannot be read: Parquet file size is 0 bytes"),
-    ("data inspect dir.jsonl", 78, "dir.jsonl cannot be read: Is a directory"),
-    ("data inspect pipe.jsonl", 78, "pipe.jsonl cannot be read: it is a pipe, not a regular file"),
-    ("data inspect secret.jsonl", 2, "path 'secret.jsonl' is not readable"),
-    ("grade utf16.jsonl --problems problems.jsonl", 78, "it is UTF-16 or UTF-32"),
-    ("grade deep.jsonl --problems problems.jsonl", 78, "its values are nested too deeply"),
+    ("data inspect odd/blank.jsonl", 78, "blank.jsonl holds no problem"),
+    ("data inspect odd/bom.jsonl", 78, "bom.jsonl holds no problem"),
+    ("data inspect odd/text.parquet", 78, "text.parquet cannot be read: Parquet magic bytes not found"),
+    ("data inspect odd/empty.parquet", 78, "empty.parquet cannot be read: Parquet file size is 0 bytes"),
+    ("data inspect odd/dir.jsonl", 78, "dir.jsonl cannot be read: Is a directory"),
+    ("data inspect odd/pipe.jsonl", 78, "pipe.jsonl cannot be read: it is a pipe, not a regular file"),
+    ("data inspect odd/secret.jsonl", 2, "path 'odd/secret.jsonl' is not readable"),
+    ("grade odd/utf16.jsonl --problems problems.jsonl", 78, "it is UTF-16 or UTF-32"),
+    ("grade odd/deep.jsonl --problems problems.jsonl", 78, "its values are nested too deeply"),
     ("grade oldcpp.jsonl --problems problems.jsonl", 1, "line 1: language: 'cpp98' is not installed"),
 ]
 # Commands that load torch first.
@@ -661,21 +661,23 @@ def make_home(home: Path) -> None:
     for name, records in files.items():
         (home / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (home / "null.jsonl").write_text("null\n")
+    odd = home / "odd"
+    odd.mkdir()
     for name in ("loop.jsonl", "dangling.jsonl"):
-        (home / name).symlink_to(name if name == "loop.jsonl" else "nowhere")
+        (odd / name).symlink_to(name if name == "loop.jsonl" else "nowhere")
     for name in ("utf16", "utf32"):
-        (home / f"{name}.jsonl").write_bytes(json.dumps(rows[0]).encode(name))
-    (home / "nul.jsonl").write_bytes(bytes(100))
-    (home / "digits.jsonl").write_text('{"problem_id": ' + "9" * 5000 + "}\n")
-    (home / "deep.jsonl").write_text("[" * 100_000 + "\n")
-    (home / "surrogate.jsonl").write_text('{"problem_id": "\\ud800", "prompt": "p"}\n')
-    (home / "blank.jsonl").write_bytes(b"\n\r\n  \n")
-    (home / "bom.jsonl").write_bytes(b"\xef\xbb\xbf")
-    (home / "text.parquet").write_text("text")
-    (home / "empty.parquet").touch()
-    (home / "dir.jsonl").mkdir()
-    os.mkfifo(home / "pipe.jsonl")
-    (home / "secret.jsonl").touch(0)
+        (odd / f"{name}.jsonl").write_bytes(json.dumps(rows[0]).encode(name))
+    (odd / "nul.jsonl").write_bytes(bytes(100))
+    (odd / "digits.jsonl").write_text('{"problem_id": ' + "9" * 5000 + "}\n")
+    (odd / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    (odd / "surrogate.jsonl").write_text('{"problem_id": "\\ud800", "prompt": "p"}\n')
+    (odd / "blank.jsonl").write_bytes(b"\n\r\n  \n")
+    (odd / "bom.jsonl").write_bytes(b"\xef\xbb\xbf")
+    (odd / "text.parquet").write_text("text")
+    (odd / "empty.parquet").touch()
+    (odd / "dir.jsonl").mkdir()
+    os.mkfifo(odd / "pipe.jsonl")
+    (odd / "secret.jsonl").touch(0)
     (home / "cut.jsonl").write_text('{"task_id": "p1", "completion": "x')
     (home / "cut.gz").write_bytes(gzip.compress(b"{}" * 500)[:20])
     (home / "list.json").write_text("[1]")
