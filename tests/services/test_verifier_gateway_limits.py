@@ -150,26 +150,33 @@ async def test_calls_whose_message_does_not_arrive_end_when_the_memory_is_full()
 
 async def test_connections_that_send_headers_without_end_are_closed_and_others_stay() -> None:
     """Before, each held 20 to 50 MiB: gRPC's limit of metadata holds only once the client has acknowledged it."""
-    endless = frame(9, 0, 1, field(b"x", b"y" * 16_000)) * (2 * HEAD_BYTES // 16_000)
-    async with running() as service:
-        (_, slow), (asked, flood) = await connected(service.grpc), await connected(service.grpc)
-        slow.write(PREFACE + frame(1, 4, 1, GRADE) + frame(0, 0, 1, struct.pack("!BI", 0, 1 << 20)))
-        slow.write(frame(0, 0, 1, bytes(16_000)) * (2 * HEAD_BYTES // 16_000))  # a message that arrives slowly
-        flood.write(PREFACE + frame(1, 0, 1, GRADE) + endless)
-        async with asyncio.timeout(60):
-            while not service.gate._reading:
-                await asyncio.sleep(0.01)
-            connections, port = service.gate._connections, int(service.grpc.rpartition(":")[2])
-            while not connections.close_unknown(port, is_full=False):
-                await asyncio.sleep(0.01)
-            await ended(asked)
-            assert connections.close_unknown(port, is_full=False) == 0
-            assert len(service.gate._reading) == 1
-            (asked, flood), looking = await connected(service.grpc), service.gate.bound_memory(0, service.grpc)
-            flood.write(PREFACE + frame(1, 0, 1, GRADE) + endless)
-            watch = asyncio.create_task(looking)
-            await ended(asked)
-            watch.cancel()
+    endless = PREFACE + frame(1, 0, 1, GRADE) + frame(9, 0, 1, field(b"x", b"y" * 16_000)) * (2 * HEAD_BYTES // 16_000)
+    message = SUBMISSION.to(Submission(StdinTests((StdinCase("a", "a"),)), code="#" * (2 * HEAD_BYTES)))
+    async with (
+        asyncio.timeout(100),
+        running(budget_bytes=64 * HEAD_BYTES) as service,
+        grpc.aio.insecure_channel(service.grpc) as channel,
+    ):
+        honest = verifier_pb2_grpc.VerifierServiceStub(channel).GradeBatch()
+
+        async def graded(name: str) -> str:
+            await honest.write(verifier_pb2.GradeBatchRequest(request_id=name, submission=message))
+            return str((await honest.read()).request_id)
+
+        assert await graded("before") == "before"
+        reader, flood = await connected(service.grpc)
+        flood.write(endless)
+        connections, port = service.gate._connections, int(service.grpc.rpartition(":")[2])
+        while not connections.close_unknown(port, is_full=False):
+            await asyncio.sleep(0.01)
+        await ended(reader)
+        assert await graded("after") == "after"
+        reader, flood = await connected(service.grpc)
+        flood.write(endless)
+        watch = asyncio.create_task(service.gate.bound_memory(0, service.grpc))  # full: an earlier call does not count
+        await ended(reader)
+        watch.cancel()
+        honest.cancel()
 
 
 async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
