@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import socket
-import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
