@@ -160,7 +160,9 @@ async def test_connections_that_send_headers_without_end_are_closed_and_others_s
 
         async def graded(name: str) -> str:
             await honest.write(verifier_pb2.GradeBatchRequest(request_id=name, submission=message))
-            return str((await honest.read()).request_id)
+            answer = await honest.read()
+            assert isinstance(answer, verifier_pb2.GradeBatchResponse)
+            return answer.request_id
 
         assert await graded("before") == "before"
         reader, flood = await connected(service.grpc)
