@@ -58,7 +58,7 @@ TYPED = [
     ("data import apps hub:nosuch --out x.parquet", 78, "hub:"),
     ("data filter nofile.toml", 78, "nofile.toml cannot be read"),
     ("data filter filter.toml", 78, "'num_test' is not a filter: did you mean num_tests?"),
-    ("data stats nope", 69, "no run nope is in runs/, and the broker"),
+    ("data stats nope", 69, "no run nope is in runs/, and broker at"),
     ("data stats problems.jsonl --limit 3", 2, "it is for the name of a run"),
     ("data stats problems.csv", 78, f"{MAKE} generic"),
     ("status", 69, "no run is in runs/, and no broker at"),
@@ -673,7 +673,7 @@ def make_home(home: Path) -> None:
     (odd / "surrogate.jsonl").write_text('{"problem_id": "\\ud800", "prompt": "p"}\n')
     (odd / "blank.jsonl").write_bytes(b"\n\r\n  \n")
     (odd / "bom.jsonl").write_bytes(b"\xef\xbb\xbf")
-    (odd / "text.parquet").write_text("text")
+    (odd / "text.parquet").write_text("no parquet")
     (odd / "empty.parquet").touch()
     (odd / "dir.jsonl").mkdir()
     os.mkfifo(odd / "pipe.jsonl")
