@@ -103,6 +103,8 @@ def why_unreadable(error: Exception) -> str:
     """Why a file cannot be read, without its name and without Python's words."""
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start} is not UTF-8: it is no text, or one of another encoding"
+    if isinstance(error, RecursionError):
+        return "its values are nested too deeply"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 

@@ -219,13 +219,14 @@ def test_an_interactor_gives_points() -> None:
         (ended(), ended(exit_code=3), OURS),
         (WAITED, ended(exit=Exit.SIGNALLED, signal=11), OURS),
         (WAITED, heard(ended(exit=Exit.SIGNALLED, signal=11)), WRONG),
-        (ended(), ended(exit=Exit.SIGNALLED, signal=6), WRONG),  # of the end of the input
+        (ended(), heard(ended(exit=Exit.SIGNALLED, signal=6)), WRONG),  # of the end of the input
+        (ended(b"x"), ended(exit=Exit.SIGNALLED, signal=6), OURS),  # it read nothing of what the candidate left
         (ended(b"x"), ended(exit_code=3), OURS),
-        (ended(b"x"), ended(exit_code=101), WRONG),
+        (ended(b"x"), heard(ended(exit_code=101)), WRONG),
+        (ended(b"x"), ended(exit_code=101), OURS),
         (ended(b"x", exit_code=1), ended(exit=Exit.SIGNALLED, signal=11), None),
-        (ended(), ended(exit=Exit.TIME_LIMIT), WRONG),
-        (ended(), ended(exit=Exit.MEMORY_LIMIT), WRONG),
-        (ended(), ended(exit=Exit.SIGNALLED, signal=13), WRONG),
+        *((ended(), heard(end), WRONG) for end in CRASHES),
+        *((ended(), end, OURS) for end in CRASHES),
         (ended(exit_code=1), ended(exit=Exit.TIME_LIMIT), None),
         (ended(exit=Exit.SIGNALLED, signal=11), ended(exit=Exit.SIGNALLED, signal=13), None),
     ],

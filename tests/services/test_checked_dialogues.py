@@ -265,3 +265,25 @@ async def test_whose_fault_the_crash_of_an_interactor_is(
     limits = Limits(wall_time_s=1, cpu_time_s=1)
     verdict = await grader.grade(Submission(InteractiveTests(CASES, interactor), code, limits=limits))
     assert verdict.kind is kind, verdict
+
+
+UNHEARD = {
+    "python": "import select\none = select.poll()\none.register(0, 0)\none.poll()\nraise ValueError('unheard')\n",
+    "cpp": "#include <poll.h>\n#include <stdexcept>\nint main() { pollfd one{0, 0, 0}; poll(&one, 1, -1);"
+    ' throw std::runtime_error("unheard"); }\n',
+    "java": "public class Main { public static void main(String[] a) throws Exception {"
+    ' while (System.in.available() == 0) Thread.sleep(1); throw new IllegalStateException("unheard"); } }\n',
+}
+
+
+@pytest.mark.parametrize("language", UNHEARD)
+async def test_an_interactor_that_crashes_without_reading_what_a_program_left_is_at_fault(
+    sandbox: LocalSandbox, language: str
+) -> None:
+    """The program reads nothing, says a word and ends. The interactor waits for that and crashes by itself."""
+    if language not in installed():
+        pytest.skip(f"{language} is not installed")
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+    tests = InteractiveTests(CASES, JudgeProgram(UNHEARD[language], language))
+    verdict = await grader.grade(Submission(tests, "print(1)", limits=Limits(wall_time_s=5, cpu_time_s=5)))
+    assert (verdict.kind, "unheard" in verdict.detail) == (VerdictKind.INTERNAL_ERROR, True), verdict

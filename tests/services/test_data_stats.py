@@ -92,6 +92,10 @@ async def test_without_a_broker_the_copy_is_shown_and_a_damaged_one_stops_nothin
         answer = await asyncio.to_thread(CliRunner().invoke, app, arguments)
         assert answer.exit_code == 0, answer.output
         assert len(json.loads(answer.output)) == 2
+        (config.run.folder / "config.toml").write_text('[run]\nname = "another"\nroot = "elsewhere"\n')
+        arguments = ["data", "stats", str(config.run.folder), "--json"]
+        by_folder = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+        assert by_folder.output == answer.output
         file = config.run.folder / FILE
         file.write_text('{"cursor": 1, "problems": {"p0": "1 2"}}')
         with pytest.raises(Unusable, match="not a record"):
@@ -102,3 +106,13 @@ async def test_without_a_broker_the_copy_is_shown_and_a_damaged_one_stops_nothin
     away = config.model_copy(update={"broker": config.broker.model_copy(update={"grpc": "127.0.0.1:1"})})
     with pytest.raises(PeerUnreachable):
         await stats_text(away, live=False, limit=0, as_json=False)
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """It said that the broker had not answered for 0 s."""
+    given = ["--set", f"run.root={tmp_path}", "--set", "broker.grpc=127.0.0.1:1"]
+    answer = CliRunner().invoke(app, ["data", "stats", "unknown", *given])
+    said = str(answer.exception)
+    assert f"no run unknown is in {tmp_path}/" in said
+    assert "0 s" not in said
+    assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ from nouscoder.client import AsyncClient, Client, GradingFailed, Patience, Unrea
 from nouscoder.client.retries import Attempts
 from nouscoder.config import Config, load_config
 from nouscoder.data.bounded_files import UnreadableFile
+from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
@@ -392,6 +393,22 @@ def test_a_wrong_server_is_one_sentence_before_any_line_is_sent(
         grade_file(lines, config, tmp_path / "out", url)
     assert handler.seen == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_refusal_leaves_no_index_of_the_problems_and_an_earlier_one_stays(tmp_path: Path, config: Config) -> None:
+    problems = problems_file(tmp_path / "problems.jsonl", "right")
+    path, empty = write(tmp_path / "in.jsonl", json.dumps({"task_id": "p0", "solution": ""})), tmp_path / "empty"
+    empty.write_text("")
+    before = sorted(tmp_path.iterdir())
+    with server((404, {"detail": "Not Found"})) as (url, _), pytest.raises(GradingFailed):
+        grade(FileRequest(path, tmp_path / "out", problems, server=url), config)
+    with pytest.raises(NothingToGrade):
+        grade(FileRequest(empty, tmp_path / "out", problems), config)
+    assert sorted(tmp_path.iterdir()) == before
+    open_index_of(problems).close()
+    with pytest.raises(NothingToGrade):
+        grade(FileRequest(empty, tmp_path / "out", problems), config)
+    assert (tmp_path / "problems.jsonl.index").is_dir()
 
 
 async def test_an_absent_server_is_named_with_what_to_do() -> None:

@@ -6,6 +6,7 @@ Tests the invariants of memory_budget.py, grpc_gate.py, servicer.py and gatekeep
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import socket
@@ -21,6 +22,7 @@ import httpx
 import pytest
 from google.protobuf.message import Message
 from prometheus_client import CollectorRegistry
+from tests.load.floods import GRADE, PREFACE, field, frame
 
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
@@ -33,6 +35,7 @@ from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.rpc.server import start_grpc
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier import service as service_module
+from nouscoder.verifier.access.grpc_connections import HEAD_BYTES
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import (
@@ -142,6 +145,62 @@ async def test_calls_whose_message_does_not_arrive_end_when_the_memory_is_full()
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
         answer = await stub.Grade(verifier_pb2.GradeRequest(submission=message))
         assert answer.verdict.kind == verdict_pb2.VERDICT_KIND_ACCEPTED
+
+
+async def test_connections_that_send_headers_without_end_are_closed_and_others_stay() -> None:
+    """Before, each held 20 to 50 MiB: gRPC's limit of metadata holds only once the client has acknowledged it."""
+    endless = PREFACE + frame(1, 0, 1, GRADE) + frame(9, 0, 1, field(b"x", b"y" * 16_000)) * (2 * HEAD_BYTES // 16_000)
+    message = SUBMISSION.to(Submission(StdinTests((StdinCase("a", "a"),)), code="#" * (2 * HEAD_BYTES)))
+    async with (
+        asyncio.timeout(100),
+        running(budget_bytes=64 * HEAD_BYTES) as service,
+        grpc.aio.insecure_channel(service.grpc) as channel,
+    ):
+        honest = verifier_pb2_grpc.VerifierServiceStub(channel).GradeBatch()
+
+        async def graded(name: str) -> str:
+            await honest.write(verifier_pb2.GradeBatchRequest(request_id=name, submission=message))
+            answer = await honest.read()
+            assert isinstance(answer, verifier_pb2.GradeBatchResponse)
+            return answer.request_id
+
+        assert await graded("before") == "before"
+        reader, flood = await connected(service.grpc)
+        flood.write(endless)
+        connections, port = service.gate._connections, int(service.grpc.rpartition(":")[2])
+        while not connections.close_unknown(port, is_full=False):
+            await asyncio.sleep(0.01)
+        await ended(reader)
+        assert await graded("after") == "after"
+        reader, flood = await connected(service.grpc)
+        flood.write(endless)
+        watch = asyncio.create_task(service.gate.bound_memory(0, service.grpc))  # full: an earlier call does not count
+        await ended(reader)
+        watch.cancel()
+        honest.cancel()
+
+
+async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What arrives until the server closes the connection."""
+    taken = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := await reader.read(1 << 16):
+            taken += part
+    return taken
+
+
+async def test_a_client_that_never_acknowledges_the_settings_is_disconnected() -> None:
+    """The limits of metadata, frames and streams do not hold for such a client."""
+    async with running() as service:
+        reader, writer = await connected(service.grpc)
+        writer.write(PREFACE)
+        async with asyncio.timeout(60):
+            assert b"settings_timeout" in await ended(reader)
 
 
 async def test_a_batch_reads_a_request_only_when_the_budget_has_room_for_it() -> None:

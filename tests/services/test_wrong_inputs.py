@@ -58,7 +58,7 @@ TYPED = [
     ("data import apps hub:nosuch --out x.parquet", 78, "hub:"),
     ("data filter nofile.toml", 78, "nofile.toml cannot be read"),
     ("data filter filter.toml", 78, "'num_test' is not a filter: did you mean num_tests?"),
-    ("data stats nope", 69, "has not answered"),
+    ("data stats nope", 69, "no run nope is in runs/, and broker at"),
     ("data stats problems.jsonl --limit 3", 2, "it is for the name of a run"),
     ("data stats problems.csv", 78, f"{MAKE} generic"),
     ("status", 69, "no run is in runs/, and no broker at"),
@@ -463,6 +463,30 @@ TYPED_TOO = [
     ("model import . --out y", 78, "cannot be read: Is a directory"),
     ("model import problems.jsonl --out y", 78, "problems.jsonl is no GGUF file"),
 ]
+# Odd files, in the place of problems, samples and configurations.
+ODD = [
+    ("data inspect odd/loop.jsonl", 78, "loop.jsonl cannot be read: Too many levels of symbolic links"),
+    ("data inspect odd/dangling.jsonl", 78, "dangling.jsonl cannot be read: No such file or directory"),
+    ("data inspect odd/utf16.jsonl", 78, "utf16.jsonl cannot be read: it is UTF-16 or UTF-32: save it as UTF-8"),
+    ("data inspect odd/utf32.jsonl", 78, "utf32.jsonl cannot be read: it is UTF-16 or UTF-32: save it as UTF-8"),
+    ("data inspect odd/nul.jsonl", 78, "line 1: not JSON"),
+    ("data inspect nan.jsonl", 78, "line 1: limits.wall_time_s: must be a finite number"),
+    ("data inspect huge.jsonl", 78, "a: limits.memory_bytes: must be at most"),
+    ("data inspect odd/digits.jsonl", 78, "line 1: not JSON: number out of range"),
+    ("data inspect odd/deep.jsonl", 78, "deep.jsonl, entry 1: not JSON: its values are nested too deeply"),
+    ("data inspect odd/surrogate.jsonl", 78, "line 1: not JSON: unexpected end of hex escape"),
+    ("data inspect escape.jsonl", 78, "line 1: ?[31mred: unknown field"),
+    ("data inspect odd/blank.jsonl", 78, "blank.jsonl holds no problem"),
+    ("data inspect odd/bom.jsonl", 78, "bom.jsonl holds no problem"),
+    ("data inspect odd/text.parquet", 78, "text.parquet cannot be read: Parquet magic bytes not found"),
+    ("data inspect odd/empty.parquet", 78, "empty.parquet cannot be read: Parquet file size is 0 bytes"),
+    ("data inspect odd/dir.jsonl", 78, "dir.jsonl cannot be read: Is a directory"),
+    ("data inspect odd/pipe.jsonl", 78, "pipe.jsonl cannot be read: it is a pipe, not a regular file"),
+    ("data inspect odd/secret.jsonl", 2, "path 'odd/secret.jsonl' is not readable"),
+    ("grade odd/utf16.jsonl --problems problems.jsonl", 78, "it is UTF-16 or UTF-32"),
+    ("grade odd/deep.jsonl --problems problems.jsonl", 78, "its values are nested too deeply"),
+    ("grade oldcpp.jsonl --problems problems.jsonl", 1, "line 1: language: 'cpp98' is not installed"),
+]
 # Commands that load torch first.
 TYPED_WITH_TORCH = [
     ("serve generation", 78, "runs/run/policy holds no config.json of a model: there is no such folder"),
@@ -495,6 +519,14 @@ SENT: list[tuple[str, object, int, str]] = [
         "tests.cases[0].input: Field required",
     ),
     ("grade", {"code": "x", "limits": {"wall_time_s": 9999}, "tests": ONE}, 422, "limits.wall_time_s: must be at most"),
+    *(
+        ("grade", {"language": name, "code": "x", "tests": ONE}, 422, f"language: '{name}' is not installed")
+        for name in ("cpp99", "java99", "python2", "c++0x", "rust2015", "PHP 5", "", " cpp ")
+    ),
+    ("grade/stream", {"language": "cpp99", "code": "x", "tests": ONE}, 422, "language: 'cpp99' is not installed"),
+    ("grade", '{"code": "x", "code": "y", "tests": {"type": "stdin", "cases": [5], "cases": []}}', 422, "at least 1"),
+    ("grade", '{"limits": {"memory_bytes": ' + "9" * 5000 + "}}", 422, "body: not JSON: number out of range"),
+    ("grade", '{"limits": {"wall_time_s": 1e400}, "code": "x", "tests": {}}', 422, "must be a finite number"),
     *(("grade", body, 422, "body: not a JSON object") for body in ("[]", "5", "null")),
     ("grade", "", 422, "body: not JSON: EOF while parsing a value at column 0"),
     ("grade", '{"code": "x", "tests": ' + "[" * 3000, 422, "body: not JSON"),
@@ -557,12 +589,16 @@ ANSWERS: dict[str, dict[str, object]] = {
     "pythn": {"code": "x", "language": "pythn"},
     "stranger": {"task_id": "nope", "completion": "x"},
     "nocode": {"code_list": []},
+    "oldcpp": {"code": "x", "language": "cpp98"},
 }
 WRONG: dict[str, dict[str, object]] = {
     "unknown": {"test": 3},
     "fuzzy": {"comparator": "fuzzy"},
     "slow": {"limits": {"wall_time_s": 1e9}},
     "stdio": {"tests": {"type": "stdio", "cases": []}},
+    "nan": {"limits": {"wall_time_s": float("nan")}},
+    "huge": {"limits": {"memory_bytes": 10**400}},
+    "escape": {"\x1b[31mred": 1},
 }
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
 PROCESS = """
@@ -625,6 +661,23 @@ def make_home(home: Path) -> None:
     for name, records in files.items():
         (home / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (home / "null.jsonl").write_text("null\n")
+    odd = home / "odd"
+    odd.mkdir()
+    for name in ("loop.jsonl", "dangling.jsonl"):
+        (odd / name).symlink_to(name if name == "loop.jsonl" else "nowhere")
+    for name in ("utf16", "utf32"):
+        (odd / f"{name}.jsonl").write_bytes(json.dumps(rows[0]).encode(name))
+    (odd / "nul.jsonl").write_bytes(bytes(100))
+    (odd / "digits.jsonl").write_text('{"problem_id": ' + "9" * 5000 + "}\n")
+    (odd / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    (odd / "surrogate.jsonl").write_text('{"problem_id": "\\ud800", "prompt": "p"}\n')
+    (odd / "blank.jsonl").write_bytes(b"\n\r\n  \n")
+    (odd / "bom.jsonl").write_bytes(b"\xef\xbb\xbf")
+    (odd / "text.parquet").write_text("no parquet")
+    (odd / "empty.parquet").touch()
+    (odd / "dir.jsonl").mkdir()
+    os.mkfifo(odd / "pipe.jsonl")
+    (odd / "secret.jsonl").touch(0)
     (home / "cut.jsonl").write_text('{"task_id": "p1", "completion": "x')
     (home / "cut.gz").write_bytes(gzip.compress(b"{}" * 500)[:20])
     (home / "list.json").write_text("[1]")
@@ -676,7 +729,7 @@ def answers_of(home: Path, typed: list[tuple[str, int, str]]) -> dict[str, tuple
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    return answers_of(tmp_path_factory.mktemp("newcomer"), [*TYPED, *TYPED_TOO])
+    return answers_of(tmp_path_factory.mktemp("newcomer"), [*TYPED, *TYPED_TOO, *ODD])
 
 
 def check(answer: tuple[int, str], code: int, sentence: str) -> None:
@@ -693,7 +746,7 @@ def check(answer: tuple[int, str], code: int, sentence: str) -> None:
 
 
 @pytest.mark.timeout(900)  # the first one waits for all; seconds of work, but many imports on a busy machine
-@pytest.mark.parametrize(("line", "code", "sentence"), [*TYPED, *TYPED_TOO], ids=lambda given: str(given)[:90])
+@pytest.mark.parametrize(("line", "code", "sentence"), [*TYPED, *TYPED_TOO, *ODD], ids=lambda given: str(given)[:90])
 def test_a_wrong_command_gets_one_sentence(
     answers: dict[str, tuple[int, str]], line: str, code: int, sentence: str
 ) -> None:
@@ -745,4 +798,4 @@ async def test_a_wrong_request_gets_one_sentence() -> None:
 
 
 def test_the_table_has_the_inputs_of_the_walk() -> None:
-    assert len({line for line, _, _ in [*TYPED, *TYPED_TOO, *TYPED_WITH_TORCH]}) + len(SENT) >= 290
+    assert len({line for line, _, _ in [*TYPED, *TYPED_TOO, *ODD, *TYPED_WITH_TORCH]}) + len(SENT) >= 320

@@ -29,6 +29,7 @@ async def stats_text(config: Config, *, live: bool, limit: int, as_json: bool) -
     Without a copy the broker is asked. Raises Unusable, and PeerError when the broker does not answer.
     """
     from nouscoder.learner.state.curriculum_copy import FILE, read_copy
+    from nouscoder.rpc.channel import PeerUnreachable
 
     file = config.run.folder / FILE
     try:
@@ -38,8 +39,13 @@ async def stats_text(config: Config, *, live: bool, limit: int, as_json: bool) -
     source = str(file)
     if state is None:
         source = f"the broker at {config.broker.grpc}"
-        async with broker_of(config) as broker:
-            run, state = await broker.read_curriculum()
+        try:
+            async with broker_of(config) as broker:
+                run, state = await broker.read_curriculum()
+        except PeerUnreachable as silence:
+            if live or config.run.folder.is_dir():
+                raise
+            raise PeerUnreachable(f"no run {config.run.name} is in {config.run.root}/, and {silence}") from silence
         if run != config.run.name:
             raise Unusable(f"{source} serves run {run}, not {config.run.name}: give its address with --broker")
     records = sorted(state.problems, key=lambda record: (record.pass_rate, record.problem_id))
@@ -270,7 +276,7 @@ def data_synthesize(
 
 @data_app.command("stats")
 def data_stats(
-    run: Annotated[str, typer.Argument(metavar="RUN|FILE", help="name of a run, or a problem file")],
+    run: Annotated[str, typer.Argument(metavar="RUN|FILE", help="name or folder of a run, or a problem file")],
     address: BrokerOption = "",
     limit: Annotated[int, typer.Option(min=0, help="problems shown, the lowest pass rate first; 0: all")] = 50,
     as_json: JsonOption = False,
@@ -288,7 +294,11 @@ def data_stats(
 
         say(describe(Path(run), as_json=as_json))
         return
-    config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])
+    named = [f"run.name={json.dumps(run)}"]
+    if (made := Path(run) / "config.toml").is_file():
+        config_file = config_file or made
+        named = [f"run.root={json.dumps(str(Path(run).parent))}", f"run.name={json.dumps(Path(run).name)}"]
+    config = load_config(config_file, [*(overrides or []), *named, *broker_at(address)])
     say(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
 
 

@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -78,8 +78,11 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def _without_mark(file: io.BufferedReader) -> io.BufferedReader:
-    """The file after the mark of UTF-8 that some programs write first."""
-    if file.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
+    """The file after the mark of UTF-8 that some programs write first. Raises OSError for that of UTF-16 or UTF-32."""
+    head = file.peek(len(BOM_UTF8))
+    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise OSError("it is UTF-16 or UTF-32: save it as UTF-8")
+    if head.startswith(BOM_UTF8):
         file.read(len(BOM_UTF8))
     return file
 
@@ -234,7 +237,7 @@ def _array(path: Path, file: IO[str]) -> Iterator[SourceRow]:
                 raise FileRefused(f"entry {number + 1} is longer than {MAX_LINE_BYTES // 1024**2} MiB") from None
             more = file.read(piece)
             if not more:
-                raise UnreadableFile(f"{path}, entry {number + 1}: not JSON: {error}") from None
+                raise UnreadableFile(f"{path}, entry {number + 1}: not JSON: {why_unreadable(error)}") from None
             text, at = text[at:] + more, 0
             _check_weight(text)
             piece = min(2 * piece, MAX_LINE_BYTES)  # so that a long item is not scanned for each piece
@@ -404,7 +407,7 @@ def yaml_mapping(text: str) -> dict[str, Any]:
     except FileTooLarge:
         raise
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise FileRefused(f"it is not YAML: {str(error).splitlines()[0]}") from None
+        raise FileRefused(f"it is not YAML: {why_unreadable(error).splitlines()[0]}") from None
     return value if isinstance(value, dict) else {}
 
 

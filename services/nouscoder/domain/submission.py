@@ -69,18 +69,34 @@ _LANGUAGE_NAMES = {other: name for name, others in _LANGUAGES.items() for other 
 # A vendor, a name, a version, the bits, and in parentheses a compiler with its version: `GNU C++17 (64)`.
 _GIVEN_NAME = re.compile(
     r"(?:gnu )?(?P<name>[a-z][a-z.]*(?:\+\+|#)?) ?-?(?P<version>[0-9][0-9.]*)?(?:-(?:32|64))?"
-    r"(?: \((?:(?:gcc|g\+\+|clang|cpython|pypy|openjdk|node\.js|mono|rustc|go) ?)?"
+    r"(?: \((?:(?P<compiler>gcc|g\+\+|clang|cpython|pypy|openjdk|node\.js|mono|rustc|go) ?)?"
     r"(?P<other>[0-9][0-9.]*)?(?:-(?:32|64))?\))?"
 )
 _VERSIONS = {"python": ("3",), "pypy": ("3",), "lua": ("5.3", "5.4"), "perl": ("5",)}  # others are other languages
-_NEWER = {"cpp": "23 26", "c": "23", "rust": "2024", "csharp": "8 9 10 11 12 13 14"}
+# The standards, editions and major versions whose programs the one of languages.toml takes. Any other, also one that
+# does not exist, is refused by its name.
+_TAKEN = {
+    "cpp": {11, 14, 17, 20},
+    "c": {89, 90, 99, 11, 17, 18},
+    "rust": {1, 2018, 2021},
+    "csharp": {*range(1, 8)},
+    "java": {1, *range(5, 22)},
+    "javascript": {*range(4, 25)},
+    "typescript": {*range(1, 6)},
+    "go": {1},
+    "kotlin": {1, 2},
+    "php": {7, 8},
+    "ruby": {2, 3},
+    "r": {3, 4},
+    "bash": {3, 4, 5},
+}
 
 
-def language_name(given: str, *, newer: bool = False) -> str:
+def language_name(given: str, *, any_standard: bool = False) -> str:
     """The name of a language here, from one of the names that data sets use: `Python3`, `GNU C++17`, `nodejs`.
 
     An unknown name is returned unchanged, and so is one with a version that is another language (`Python 2`), or a
-    standard that is newer than that of languages.toml (`C++23`); with `newer` that is the language.
+    standard that is not taken here (`C++23`, `cpp98`); with `any_standard` that is the language.
     """
     lowered = given.lower()
     if lowered in _LANGUAGE_NAMES:
@@ -92,8 +108,8 @@ def language_name(given: str, *, newer: bool = False) -> str:
     if name == "python" and "pypy" in lowered:
         name = "pypy"
     version = found["version"] or found["other"] or ""
-    majors = {(one or "").partition(".")[0] for one in (found["version"], found["other"])}
-    if not newer and majors & {*_NEWER.get(name, "").split()}:
+    standard = found["version"] or (None if found["compiler"] else found["other"])
+    if standard and not any_standard and name in _TAKEN and int(standard.partition(".")[0]) not in _TAKEN[name]:
         return given
     known = _VERSIONS.get(name)
     is_other = bool(known and version) and not f"{version}.".startswith(tuple(f"{one}." for one in known or ()))

@@ -24,7 +24,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from nouscoder.atomic_files import whole_or_gone
 from nouscoder.data.problem_index import open_index_of
+from nouscoder.data.problem_parquet import store_beside
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.domain.reasoning import begun_by, opened_by
 from nouscoder.domain.submission import Profile
@@ -308,6 +310,7 @@ def scored_problems(problems: Path, folder: Path) -> list[ScoredProblem]:
     if not (folder / "verdicts.jsonl").is_file():
         raise Unusable(f"{folder} is not the folder of an evaluation: nouscoder eval makes one")
     with ExitStack() as stack:
+        stack.enter_context(whole_or_gone(store_beside(problems)))
         index = stack.enter_context(closing(open_index_of(problems)))
         samples = stack.enter_context(RecordLog(regular(folder) / "samples.jsonl", "finish_reason"))
         verdicts = stack.enter_context(RecordLog(folder / "verdicts.jsonl", "verdict", "passed", "total"))

@@ -18,16 +18,17 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from nouscoder.atomic_files import naming_storage_faults
+from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
 from nouscoder.client import GradingFailed
 from nouscoder.config import Config
 from nouscoder.data.bounded_files import STDIN
 from nouscoder.data.problem_index import open_index_of
+from nouscoder.data.problem_parquet import store_beside
 from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
 from nouscoder.domain.reasoning import UnknownPrompts, begun_by
 from nouscoder.domain.verdict import VerdictKind
@@ -235,7 +236,11 @@ def grade_file(request: FileRequest, config: Config) -> tuple[GradeSummary, int]
 async def _grade(request: FileRequest, config: Config) -> GradeSummary:
     summary = GradeSummary()
     async with AsyncExitStack() as stack:
-        problems = None if request.problems is None else stack.enter_context(closing(open_index_of(request.problems)))
+        until_accepted = stack.enter_context(ExitStack())
+        problems = None
+        if request.problems is not None:
+            until_accepted.enter_context(whole_or_gone(store_beside(request.problems)))
+            problems = stack.enter_context(closing(open_index_of(request.problems)))
         entries = read_entries(request.file, None if problems is None else problems.problem_ids, request.prefill)
         if request.resume and request.out is not None:
             _skip_graded(request.out, entries, summary)
@@ -251,6 +256,7 @@ async def _grade(request: FileRequest, config: Config) -> GradeSummary:
             sys.stderr.write(for_terminal(f"warning: {request.problems}: {lacking}\n" if lacking else ""))
         # Opened last, so that an earlier output is not overwritten when no service is available.
         out = stack.enter_context(opened_output(request.out, resume=request.resume))
+        until_accepted.close()
         advance = stack.enter_context(progress_bar("grading", None))
         if first is not None:
             await _Grading(answer, at_once, out, summary, advance).run(first, entries)

@@ -155,7 +155,8 @@ class ServiceClient(Generic[Stub]):
         try:
             return await Retry(self.name, (PeerUnreachable,), for_s=limit_s, log_after_s=_START_S).call(once)
         except PeerUnreachable as error:
-            message = f"{self.name} has not answered for {limit_s:.0f} s{_told(error.__cause__)}"
+            how = f"has not answered for {limit_s:.0f} s" if limit_s else "does not answer"
+            message = f"{self.name} {how}{_told(error.__cause__)}"
             raise PeerUnreachable(message) from error.__cause__
 
     async def _stream(self, call: Any, silence_limit_s: float) -> AsyncGenerator[Any, None]:

@@ -39,6 +39,7 @@ from nouscoder.domain.submission import (
     language_name,
 )
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict
+from nouscoder.errors import why_unreadable
 from nouscoder.formats.body import TestsReferenceBody, canonical_json, first_fault, tests_from_json, tests_from_record
 from nouscoder.rpc.convert import CODECS, NOT_SENT, UNSET, Exceptional, InvalidMessage, Numbers, WirePair
 from nouscoder.store.record_store import ByteRange
@@ -109,7 +110,7 @@ def _call(message: verdict_pb2.CallCase, field: str) -> dict[str, Any]:
         try:
             record[name] = json.loads(getattr(message, f"{name}_json") or absent)
         except (ValueError, RecursionError) as error:
-            raise InvalidMessage(f"{field}.{name}_json is not JSON: {error}") from error
+            raise InvalidMessage(f"{field}.{name}_json is not JSON: {why_unreadable(error)}") from error
     return record
 
 

@@ -238,6 +238,9 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 20000),
     ("grpc.http2.ping_timeout_ms", 20000),
     ("grpc.http2.max_pings_without_data", 0),
+    # Before a client has acknowledged the settings, none of the limits above holds for it.
+    ("grpc.http2.settings_timeout", 5000),
+    ("grpc.server_handshake_timeout_ms", 20000),  # until the settings of the client have come, with TLS
 ]
 # A set of bits, whose first one is "not compressed".
 UNCOMPRESSED_ONLY = ("grpc.compression_enabled_algorithms_bitset", 1)

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nouscoder.atomic_files import whole_file
+from nouscoder.atomic_files import whole_file, whole_or_gone
 from nouscoder.config import Config
 from nouscoder.data.problem_index import open_index_of
+from nouscoder.data.problem_parquet import store_beside
 from nouscoder.domain.prompt import PYTHON
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
@@ -57,10 +58,12 @@ def sample_teacher(request: EvaluationRequest, config: Config) -> TeacherSamples
     if request.out.exists() and not folder.exists():
         raise Unusable(f"{request.out} exists already, and no sampling made it: give another --out")
     request = replace(request, out=folder, profiles=())
-    with closing(open_index_of(request.problems)) as index:
+    with ExitStack() as refused:
+        refused.enter_context(whole_or_gone(store_beside(request.problems)))
+        index = refused.enter_context(closing(open_index_of(request.problems)))
         asked = {name: digest_of(text.prompt, text.starter_code) for name, text in index.texts().items()}
-    sys.stderr.writelines(f"{line}\n" for line in taught_lines(config, asked))
-    evaluate(request, config)
+        sys.stderr.writelines(f"{line}\n" for line in taught_lines(config, asked))
+        evaluate(request, config)
     records = list(_examples(request))
     out = folder.with_name(folder.name.removesuffix(".samples"))
     with whole_file(out) as file:

@@ -184,7 +184,7 @@ async def serve(
         gate = GrpcGate(parts.api_keys, parts.budget)
         served = grpc_served(section, parts.servicer(), parts.registry, gate)
         served = replace(served, shares_address=share is not None)
-        await start_grpc(replace(served, interceptors=[*interceptors, *served.interceptors]), stack)
+        address = await start_grpc(replace(served, interceptors=[*interceptors, *served.interceptors]), stack)
         stack.callback(drain_state.start)
         stack.push_async_callback(asyncio.sleep, section.leave_s)
         if share is None:
@@ -195,7 +195,7 @@ async def serve(
         gc.collect()
         gc.freeze()
         workers = _workers(config, parts.grader, parts.cache, with_broker)
-        workers.append(gate.bound_memory(held_bytes() + _MEMORY_OF_BODIES * section.max_bodies_bytes))
+        workers.append(gate.bound_memory(held_bytes() + _MEMORY_OF_BODIES * section.max_bodies_bytes, address))
         await run_until_stopped(stop, *parts.background(), *workers)
 
 

@@ -2,8 +2,8 @@
 
 INVARIANT: no message with more than MOST_FIELDS is parsed. The one message of a call is counted in the memory budget
 before it is parsed, and until the call has ended. The servicer counts the messages of a stream. gRPC holds what has
-arrived of a message, so above a bound of the process's memory every call ends whose message is not whole. Health and
-reflection need no key.
+arrived of a message, so above a bound of the process's memory every call ends whose message is not whole. Connections
+that send headers without end are closed (grpc_connections.py). Health and reflection need no key.
 
 Parsing takes 0.6 µs and 60 bytes for each field, so 64 MiB of empty messages take 20 s and 2 GB, and the interpreter
 runs nothing else meanwhile. Counting stops at a bound. Source of the format: protobuf.dev, Encoding.
@@ -24,12 +24,15 @@ from google.protobuf.message import DecodeError
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.freed_memory import held_bytes
 from nouscoder.http_server.memory_budget import MemoryBudget, MemoryBudgetExceeded, Reservation
+from nouscoder.rpc.addresses import split_address, unix_path
 from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
+from nouscoder.verifier.access.grpc_connections import Connections
 
 MOST_FIELDS = 45_000  # of a message with those inside it: 10,000 tests have 30,000
 _FEW_FIELDS_BYTES = 64 * 1024  # the fields of a shorter message are not counted
 _LOOK_S, _FULL = 0.1, "full"
+_GROWN_BYTES = 16 * 1024**2  # between two looks at the connections
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
 if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
@@ -43,14 +46,26 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         self._api_keys = api_keys
         self._budget = budget
         self._reading: set[asyncio.Future[Any]] = set()
+        self._connections = Connections()
 
-    async def bound_memory(self, most_bytes: int) -> None:
-        """Look for ever whether the process holds more, and then end the calls whose message has not arrived."""
+    async def bound_memory(self, most_bytes: int, address: str = "") -> None:
+        """Look for ever whether the process holds more, and then end the calls whose message has not arrived.
+
+        Whenever it has grown, close the connections to `address` that send headers without end.
+        """
+        port = 0 if not address or unix_path(address) else split_address(address)[1]
+        least = held_bytes()
         while True:
             await asyncio.sleep(_LOOK_S)
-            if held_bytes() > most_bytes:
+            held = held_bytes()
+            is_full = held > most_bytes
+            if is_full:
                 for reading in self._reading:
                     reading.cancel(_FULL)
+            if port and (is_full or self._connections.suspects or held > least + _GROWN_BYTES):
+                self._connections.close_unknown(port, is_full)
+                least = held
+            least = min(least, held)
 
     async def _arrived(self, context: _Context) -> Any:
         """The next message, or gRPC's EOF. Raises MemoryBudgetExceeded."""
@@ -106,12 +121,14 @@ class GrpcGate(grpc.aio.ServerInterceptor):
             return _parse(handler, data)
 
         async def answer(_: object, context: _Context) -> Any:
-            return await act(await asked(context), context)
+            with self._connections.call(context.peer()):
+                return await act(await asked(context), context)
 
         async def answers(_: object, context: _Context) -> AsyncIterator[Any]:
-            async with aclosing(act(await asked(context), context)) as stream:
-                async for one in stream:
-                    yield one
+            with self._connections.call(context.peer()):
+                async with aclosing(act(await asked(context), context)) as stream:
+                    async for one in stream:
+                        yield one
 
         read = partial(_parse, handler) if handler.request_streaming else bytes
         if handler.response_streaming:

@@ -298,7 +298,7 @@ class _Scan:
 
 def _language_of(tag: str, languages: Sequence[str]) -> str | None:
     """The language of a block, out of those asked for. None: it is in another one."""
-    named = language_name(tag, newer=True)
+    named = language_name(tag, any_standard=True)
     if named in languages:
         return named
     if named not in LANGUAGES:
@@ -324,7 +324,7 @@ def _is_known(tag: str) -> bool:
 
 
 def _is_of_language(tag: str) -> bool:
-    return language_name(tag, newer=True) in LANGUAGES
+    return language_name(tag, any_standard=True) in LANGUAGES
 
 
 def _opening(line: str) -> tuple[str, str, int] | None:

@@ -11,9 +11,9 @@ languages and 2 in Go. A candidate can cause a crash: by an output that a correc
 large that it exceeds a limit. So after a crash the checker runs on the answer file in place of the output. If it
 crashes again, the checker is at fault (internal_error); otherwise the output is wrong. Without this rule a candidate
 could turn each wrong answer into an internal_error. An interactor that exceeds a limit after the candidate has left it
-is no fault either, nor one that crashes after it has read something that the candidate said, or after the candidate has
-ended. One that ends otherwise than by a decision before that is at fault, and so is one that sleeps until its time
-limit. When both fail, the one that ended first decides.
+is no fault either, nor one that crashes after it has read something that the candidate said, or the end of its input.
+One that ends otherwise than by a decision before that is at fault, because nothing of the candidate reached it. So is
+one that sleeps until its time limit. When both fail, the one that ended first decides.
 """
 
 from __future__ import annotations
@@ -130,13 +130,14 @@ def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling 
     Kattis), because the candidate's failure may follow from the end of its partner.
     """
     slept = interactor.exit is Exit.TIME_LIMIT and interactor.cpu_time_s < _ASLEEP * interactor.wall_time_s
-    if slept or (has_crashed(interactor) and candidate.partner_ended and not interactor.has_heard):
+    failed = candidate.exit is not Exit.EXITED or candidate.exit_code != 0
+    unheard = has_crashed(interactor) and not interactor.has_heard
+    if slept or (unheard and (candidate.partner_ended or not failed)):
         return _with_remark(VerdictKind.INTERNAL_ERROR, "interactor", interactor)
     if candidate.exit in _LIMITS:
         has_decided = candidate.partner_ended and interactor.exit is Exit.EXITED and interactor.exit_code in _WRONG
         decision = _wrong(interactor) if has_decided else None
         return None if decision is None or decision.outcome is VerdictKind.ACCEPTED else decision
-    failed = candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0
     if interactor.exit_code == _FAIL or _has_too_many_points(interactor):
         return _with_remark(VerdictKind.INTERNAL_ERROR, "interactor", interactor)
     if not candidate.partner_ended and failed:

@@ -74,10 +74,10 @@ class RunResult:
     it is that file, or None when there is none or it is empty. Like `stdout` it is untrusted.
     `stderr` is the last 64 KiB of the stream. `stdout` is complete; after OUTPUT_LIMIT it is the first 64 KiB.
     `partner_ended`: in a dialogue, the partner had ended when this program ended or exceeded a limit. `has_heard`: this
-    program had read something that its partner said, or its partner had closed its output. `starved_s`: the time in
-    which others kept it from the CPU, as far as the kernel tells; `wall_time_s` is without it. `files` are
-    those of `Program.fetch` that the run has left in its folder and that are regular; 16 MiB in all. `compiler_output`
-    is the beginning of what the compiler said about the program, up to 1900 bytes. A dialogue gives neither.
+    program had read something that its partner said, or nothing was left to read before the end. `starved_s`: the time
+    in which others kept it from the CPU, as far as the kernel tells; `wall_time_s` is without it. `files` are those of
+    `Program.fetch` that the run has left in its folder and that are regular; 16 MiB in all. `compiler_output` is the
+    beginning of what the compiler said about the program, up to 1900 bytes. A dialogue gives neither.
     """
 
     exit: Exit

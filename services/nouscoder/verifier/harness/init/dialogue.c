@@ -427,7 +427,8 @@ static void note_closed(struct run *run) {
     if (run->turns) atomic_store(&run->turns->sides[run->side].has_closed, 1);
 }
 
-/* Called when the program has ended: what it has not read is still in its pipe. The end of its input is heard too. */
+/* Called when the program has ended: what it has not read is still in its pipe. The end of its input is heard too, if
+ * nothing that comes before it is unread. */
 static void note_heard(struct run *run) {
     struct relay *m = &run->relay;
     struct side *partner = run->turns ? &run->turns->sides[!run->side] : NULL;
@@ -435,7 +436,7 @@ static void note_heard(struct run *run) {
     bool has_input_ended = partner ? atomic_load(&partner->has_closed) : m->sink < 0;
     int num_unread = 0;
     ioctl(m->in, FIONREAD, &num_unread);
-    run->has_heard = has_input_ended || num_given > (uint64_t)num_unread;
+    run->has_heard = num_given > (uint64_t)num_unread || (has_input_ended && !num_unread);
     close(m->in);
     m->in = -1;
 }

@@ -108,7 +108,7 @@ struct run {
     int side;              /* in `turns` */
     double spare_s;        /* the most time that it may wait for its partner without being charged for it */
     bool partner_ended;    /* when this program ended, its partner had already ended */
-    bool has_heard;        /* it has read something of its partner, or its partner had closed its output */
+    bool has_heard;        /* it has read something of its partner, or nothing was left before the end */
 };
 
 struct session {
