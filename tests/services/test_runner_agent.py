@@ -59,7 +59,7 @@ def idle_s() -> float:
 
 @pytest.fixture
 def waits() -> str:
-    """"1": the first gateway may come later than `idle_s`."""
+    """ "1": the first gateway may come later than `idle_s`."""
     return ""
 
 

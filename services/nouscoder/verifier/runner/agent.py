@@ -52,7 +52,7 @@ class RunnerAgent:
     def __init__(
         self, key: bytes, home: str, kernel: str, idle_s: float, tls: Tls | None, *, waits: bool = False
     ) -> None:
-        """`idle_s` seconds without a gateway end the process; 0: they do not. If it `waits`, a first one may come later.
+        """`idle_s` seconds without a gateway end the process; 0: they do not. If it `waits`, the first may come later.
 
         Raises HandshakeError, unknown kernel.
 

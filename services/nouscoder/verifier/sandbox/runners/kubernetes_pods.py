@@ -326,9 +326,7 @@ class ManagedPods:
         metadata["namespace"] = self._namespace
         metadata.setdefault("labels", {})[POOL_LABEL] = self._name
         metadata["ownerReferences"] = [await self._call(self._lease.owner)]
-        made = await self._call(
-            lambda: self._read(json.loads(self._create_object(**self._raw(), body=body).data))
-        )
+        made = await self._call(lambda: self._read(json.loads(self._create_object(**self._raw(), body=body).data)))
         self._pods.setdefault(made.name, made)
         return str(made.name)
 
@@ -350,9 +348,7 @@ class ManagedPods:
     async def quarantine(self, runner: FoundRunner) -> None:
         """See `Source`. The newest three quarantined pods are kept."""
         patch = {"metadata": {"labels": {_QUARANTINE_LABEL: "true"}}}
-        await self._call(
-            lambda: self._patch_object(name=runner.name, **self._raw(), body=patch).data, may_be_gone=True
-        )
+        await self._call(lambda: self._patch_object(name=runner.name, **self._raw(), body=patch).data, may_be_gone=True)
         selector = f"{self._label},{_QUARANTINE_LABEL}"
         found = await self._call(
             lambda: json.loads(self._list_objects(**self._raw(), label_selector=selector).data)["items"]

@@ -3,9 +3,9 @@
 The cluster's operator has the pool, a SandboxWarmPool, whose sandboxes run already. Its controller gives a sandbox to
 each SandboxClaim and makes another for the pool. This gateway makes, watches and deletes claims, and makes no pod.
 
-INVARIANT: a claim stands for one pod. The controller makes another pod for a claim whose pod was deleted. Then the claim
-counts as ended and is deleted, so that its runner is replaced like any other that is lost. Claims are owned by the
-gateway's Lease, as pods are (`kubernetes_pods.py`), and Kubernetes deletes the sandbox and the pod of a deleted claim.
+INVARIANT: a claim stands for one pod. The controller makes another pod for a claim whose pod was deleted. Then the
+claim counts as ended and is deleted, so that its runner is replaced like any other that is lost. Claims are owned by
+the gateway's Lease, as pods are (`kubernetes_pods.py`). Kubernetes deletes the sandbox and the pod of a deleted claim.
 """
 
 from __future__ import annotations
