@@ -60,7 +60,7 @@ class ClaimedSandboxes(ManagedPods):
     def _open_calls(self) -> None:
         claims: Any = client.CustomObjectsApi(self._api.api_client)
         self._read = self._read_claim
-        self._list_objects: Callable[..., Any] = partial(self._list_claims, claims.list_namespaced_custom_object)
+        self._list_objects = partial(self._list_claims, claims.list_namespaced_custom_object)
         self._create_object = partial(claims.create_namespaced_custom_object, **API)
         self._delete_object = partial(claims.delete_namespaced_custom_object, **API)
         self._patch_object = partial(claims.patch_namespaced_custom_object, **API, _content_type=_MERGE)
