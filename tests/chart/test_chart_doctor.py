@@ -360,20 +360,21 @@ LEADER = "a3317529.agent-sandbox.x-k8s.io"
 
 
 @pytest.mark.parametrize(
-    ("crds", "leases", "name", "said", "known"),
+    ("crds", "minutes_ago", "name", "said", "known"),
     [
         ([], [], "agent-sandbox", "sandboxes.agents.x-k8s.io, sandboxclaims", True),
         ([*map(crd, KINDS[:3]), crd(KINDS[3], "v1alpha1")], [], "agent-sandbox", ": sandboxwarmpools.ext", True),
         ([*map(crd, KINDS)], [], "controller of agent-sandbox", "nobody has the Lease", False),
-        ([*map(crd, KINDS)], [renewed(30)], "controller of agent-sandbox", "30 minutes ago", True),
-        ([*map(crd, KINDS)], [renewed(30), renewed(1)], "", "", True),
+        ([*map(crd, KINDS)], [30], "controller of agent-sandbox", "30 minutes ago", True),
+        ([*map(crd, KINDS)], [30, 1], "", "", True),
     ],
     ids=["nothing", "an-old-version", "no-controller", "stopped", "runs"],
 )
 def test_what_of_agent_sandbox_is_missing_is_said_if_runners_are_claimed(
-    doctor: DoctorRig, crds: list[Document], leases: list[Document], name: str, said: str, known: bool
+    doctor: DoctorRig, crds: list[Document], minutes_ago: list[int], name: str, said: str, known: bool
 ) -> None:
     values = doctor.chart.variants["agent-sandbox"]
+    leases = [renewed(ago) for ago in minutes_ago]
     findings = doctor.findings(values, RecordedCluster(lists={"customresourcedefinitions": crds, "leases": leases}))
     missing = [one for one in findings.values() if not one.ok]
     assert [one.name for one in missing] == ([name] if name else [])
