@@ -101,7 +101,7 @@ async def test_a_claim_whose_pod_is_not_ready_for_a_while_stays(watched: Watched
     api.send("MODIFIED", unready)
     api.send("MODIFIED", claim("b", "10.0.0.2"))
     found = await watched.until(lambda found: found[-1].address is not None)
-    assert found[0].address == ("10.0.0.1", 7070)
+    assert found[0] == FoundRunner("a", ("10.0.0.1", 7070))
 
 
 @pytest.mark.parametrize(("reason", "lacked"), [("OOMKilled", True), ("Error", False)])

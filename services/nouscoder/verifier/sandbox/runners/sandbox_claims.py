@@ -80,7 +80,7 @@ class ClaimedSandboxes(ManagedPods):
         if runner.has_ended:
             return replace(runner, lacked_memory=self._lacked_memory(sandbox))
         if (before := self._pods.get(runner.name)) is not None and before.ip:
-            return replace(runner, ip=before.ip, has_ended=address != before.ip)
+            return replace(runner, ip=before.ip, has_ended=address != before.ip, waits_for="")
         return runner
 
     def _lacked_memory(self, pod: str) -> bool:
