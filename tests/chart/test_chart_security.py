@@ -318,17 +318,15 @@ def test_a_runner_has_only_its_key(pods: dict[str, dict[str, Pod]]) -> None:
     assert runners[0]["spec"] == runners[1]["spec"]
 
 
-def test_a_claimed_runner_is_the_pod_that_the_verifier_would_make(
-    chart: ChartRig, pods: dict[str, dict[str, Pod]]
-) -> None:
+def test_a_claimed_runner_is_the_pod_that_the_verifier_would_make(chart: ChartRig) -> None:
     """It alone waits in the pool until its first verifier comes. Neither a claim nor the controller changes it."""
-    own = pods["default"]["ConfigMap/nouscoder-sandbox/runner-pod.json"]
-    claimed = pods["agent-sandbox"]["SandboxTemplate/nouscoder-sandbox/runner"]
+    values = chart.variants["agent-sandbox"]
+    own = pod_specs(chart.documents())["ConfigMap/nouscoder-sandbox/runner-pod.json"]
+    claimed = pod_specs(chart.documents(values))["SandboxTemplate/nouscoder-sandbox/runner"]
     assert env_of(claimed["spec"]).pop() == {"name": "NOUSCODER_RUNNER_WAITS", "value": "1"}
     assert claimed["spec"] == own["spec"]
     made_by = {"app.kubernetes.io/managed-by": "nouscoder-verifier"}
     assert claimed["metadata"]["labels"] | made_by == own["metadata"]["labels"]
-    values = chart.variants["agent-sandbox"]
     spec = chart.one("SandboxTemplate", "nouscoder-sandbox", values)["spec"]
     assert {spec[key] for key in ("envVarsInjectionPolicy", "volumeClaimTemplatesPolicy")} == {"Disallowed"}
     assert (spec["networkPolicyManagement"], spec["service"]) == ("Unmanaged", False)
