@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -82,26 +81,40 @@ def userns_runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[San
         yield section
 
 
-@contextmanager
-def _pool_of_pods(backend: str, standard: str, folder: Path) -> Iterator[SandboxSection]:
+@pytest.fixture(scope="session")
+def claimed_runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxSection]:
+    """Pods of gVisor from a SandboxWarmPool of agent-sandbox, whose controller runs on this machine meanwhile."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("KUBECONFIG names no cluster: run make test-cluster")
-    namespace = f"nouscoder-pool-{secrets.token_hex(3)}"
+    from tests.cluster import agent_sandbox  # it reads YAML, which not every test may import
+
+    program, folder = tmp_path_factory.mktemp("agent-sandbox"), tmp_path_factory.mktemp("pool")
+    with agent_sandbox.running(program), _pool_of_pods("gvisor", "baseline", folder, "agentSandbox") as section:
+        yield section
+
+
+@contextmanager
+def _pool_of_pods(backend: str, standard: str, folder: Path, source: str = "pods") -> Iterator[SandboxSection]:
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("KUBECONFIG names no cluster: run make test-cluster")
+    namespace = f"nouscoder-pool-{secrets.token_hex(3)}-sandbox"
     tag = os.environ.get("NOUSCODER_IMAGE_TAG", "")
-    command = ["helm", "template", "nouscoder", str(CHART), "-s", "templates/sandbox/sandbox-configmap.yaml"]
-    values = (f"verifier.sandbox.backend={backend}", f"image.tag={tag}", "global.imageRegistry=localhost")
-    rendered = _output(*command, "--set", ",".join(values))
-    pod = json.loads(rendered.partition("runner-pod.json: |")[2])
-    pod["metadata"]["namespace"] = namespace
-    key = secrets.token_hex(32)
-    (variable,) = (one for one in pod["spec"]["containers"][0]["env"] if "valueFrom" in one)
-    secret, field = (variable["valueFrom"]["secretKeyRef"][name] for name in ("name", "key"))
-    (folder / "runner-pod.json").write_text(json.dumps(pod))
+    # The chart puts runners into the namespace of its release and "-sandbox".
+    command = ["helm", "template", "nouscoder", str(CHART), "--namespace", namespace.removesuffix("-sandbox")]
+    values = [f"verifier.sandbox.backend={backend}", f"image.tag={tag}", "global.imageRegistry=localhost"]
+    command += ["--set", ",".join([*values, f"verifier.sandbox.pool.source={source}"])]
+    rendered = _output(*command, "-s", "templates/sandbox/sandbox-configmap.yaml")
+    key, (secret, field) = secrets.token_hex(32), ("nouscoder-sandbox-key", "key")
+    (folder / "runner-pod.json").write_text(rendered.partition(".json: |")[2])
     (folder / "key").write_text(key)
     _output("kubectl", "create", "namespace", namespace)
     _output("kubectl", "label", "namespace", namespace, f"pod-security.kubernetes.io/enforce={standard}")
     try:
         _output("kubectl", "-n", namespace, "create", "secret", "generic", secret, f"--from-literal={field}={key}")
+        if source == "agentSandbox":
+            made = _output(*command, "-s", "templates/sandbox/sandbox-warmpool.yaml")
+            (folder / "pool.yaml").write_text(made)
+            _output("kubectl", "apply", "-f", str(folder / "pool.yaml"))
         template, key_file = str(folder / "runner-pod.json"), str(folder / "key")
         pool = {"pool_template": template, "pool_key_file": key_file, "pool_spares": 0, "pool_start_s": 120}
         yield SandboxSection(backend=backend, slots=1, **pool)

@@ -27,6 +27,7 @@ class RecordedCluster(Cluster):
     answers: Callable[[Document], Document] = lambda pod: pod
     tried: list[Document] = field(default_factory=list)
     there: dict[str, Document] = field(default_factory=dict)  # stored objects, by name
+    lists: dict[str, list[Document]] = field(default_factory=dict)  # what `objects` answers, by the kind in the path
 
     def ask(self, what: str) -> None:
         """Raise NotAllowed when the account may not make this call."""
@@ -53,6 +54,9 @@ class RecordedCluster(Cluster):
         self.ask("requested")
         assert besides
         return {"node1": amount(0.1, GIB)}
+
+    def objects(self, path: str, **selector: str) -> list[Document]:
+        return self.lists[path.rpartition("/")[2]]
 
     def stored(self, document: Document) -> Document | None:
         return self.there.get(document["metadata"]["name"])

@@ -41,8 +41,8 @@ KEPT = (
 Document = dict[str, Any]
 SEVERAL_PODS = {"pods": 2, "persistence": {"accessModes": ["ReadWriteMany"]}}
 # Kinds of operators: their pods are validated, as pods.
-CUSTOM = ("LeaderWorkerSet", "JobSet")
-WITHOUT_PODS = ("ScaledObject",)
+CUSTOM = ("LeaderWorkerSet", "JobSet", "SandboxTemplate")
+WITHOUT_PODS = ("ScaledObject", "SandboxWarmPool")
 
 
 class ChartRig:
@@ -84,6 +84,7 @@ class ChartRig:
             "released": {"whenFinished": "release"},
             "dual": {"ipFamily": "Dual", "redis": {"exporter": {"enabled": True}}},
             "unmanaged": {"verifier": {"sandbox": {"pool": {"managed": False}}}},
+            "agent-sandbox": {"verifier": {"sandbox": {"pool": {"source": "agentSandbox"}}}},
             "local": {"verifier": {"sandbox": {"backend": "local"}}},
             "closed": {"tests": {"enabled": False}, "networkPolicy": {"metricsFrom": [], "gradingFrom": []}},
             "existing": {
@@ -155,8 +156,10 @@ def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def custom_pods(document: Document) -> dict[str, Document]:
-    """The pod templates of a LeaderWorkerSet or a JobSet, as pods."""
-    if document["kind"] == "LeaderWorkerSet":
+    """The pod templates of a LeaderWorkerSet, a JobSet or a SandboxTemplate, as pods."""
+    if document["kind"] == "SandboxTemplate":
+        found = {"runner": document["spec"]["podTemplate"]}
+    elif document["kind"] == "LeaderWorkerSet":
         group = document["spec"]["leaderWorkerTemplate"]
         found = {"leader": group["leaderTemplate"], "worker": group["workerTemplate"]}
     else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -65,6 +66,7 @@ def test_an_install_into_a_cluster_with_all_that_it_needs_can_run(doctor: Doctor
         ("default", {"redis": 1, "broker": 1, "verifier": 1, "generation": 1, "learner": 1, "sandbox": 3, "test": 0}),
         ("verifier-only", {"verifier": 1, "sandbox": 3, "test": 0}),
         ("unmanaged", {"sandbox": 2}),
+        ("agent-sandbox", {"sandbox": 3}),
         ("lws", {"learner": 1, "learner-worker": 1}),
         ("jobset", {"learner": 1, "learner-worker": 1}),
         ("ranks", {"learner": 1, "learner-worker": 1}),
@@ -337,3 +339,46 @@ def test_values_that_the_chart_refuses_are_one_finding(doctor: DoctorRig) -> Non
 
 def test_an_api_server_that_does_not_answer_is_the_only_finding(doctor: DoctorRig) -> None:
     assert list(doctor.findings({}, RecordedCluster(refuses=frozenset({"version"})))) == ["API server"]
+
+
+KINDS = tuple(
+    f"{kind}.agents.x-k8s.io"
+    for kind in ("sandboxes", "sandboxclaims.extensions", "sandboxtemplates.extensions", "sandboxwarmpools.extensions")
+)
+
+
+def crd(name: str, version: str = "v1beta1") -> Document:
+    return {"metadata": {"name": name}, "spec": {"versions": [{"name": version, "served": True}]}}
+
+
+def renewed(minutes_ago: int) -> Document:
+    at = datetime.now(UTC) - timedelta(minutes=minutes_ago)
+    return {"metadata": {"name": LEADER}, "spec": {"renewTime": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}}
+
+
+LEADER = "a3317529.agent-sandbox.x-k8s.io"
+
+
+@pytest.mark.parametrize(
+    ("crds", "minutes_ago", "name", "said", "known"),
+    [
+        ([], [], "agent-sandbox", "sandboxes.agents.x-k8s.io, sandboxclaims", True),
+        ([*map(crd, KINDS[:3]), crd(KINDS[3], "v1alpha1")], [], "agent-sandbox", ": sandboxwarmpools.ext", True),
+        ([*map(crd, KINDS)], [], "controller of agent-sandbox", "nobody has the Lease", False),
+        ([*map(crd, KINDS)], [30], "controller of agent-sandbox", "30 minutes ago", True),
+        ([*map(crd, KINDS)], [30, 1], "", "", True),
+    ],
+    ids=["nothing", "an-old-version", "no-controller", "stopped", "runs"],
+)
+def test_what_of_agent_sandbox_is_missing_is_said_if_runners_are_claimed(
+    doctor: DoctorRig, crds: list[Document], minutes_ago: list[int], name: str, said: str, known: bool
+) -> None:
+    values = doctor.chart.variants["agent-sandbox"]
+    leases = [renewed(ago) for ago in minutes_ago]
+    findings = doctor.findings(values, RecordedCluster(lists={"customresourcedefinitions": crds, "leases": leases}))
+    missing = [one for one in findings.values() if not one.ok]
+    assert [one.name for one in missing] == ([name] if name else [])
+    if name:
+        assert (said in missing[0].detail, missing[0].needed, missing[0].known) == (True, True, known)
+        assert "agent-sandbox" in missing[0].fix or "start it" in missing[0].fix
+    assert not any("agent-sandbox" in one for one in doctor.findings({}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import helm_python as helm
@@ -143,10 +144,13 @@ def test_the_gateway_may_handle_pods_and_leases_in_the_namespace_of_the_runners_
         assert [one["kind"] for one in roles] == ["Role", "RoleBinding"]
         verbs = ["get", "list", "watch", "create", "delete", "deletecollection", "patch"]
         leases = ["get", "list", "create", "delete", "patch"]
-        assert roles[0]["rules"] == [
-            {"apiGroups": [""], "resources": ["pods"], "verbs": verbs},
-            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": leases},
-        ]
+        runners = [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}]
+        if variant == "agent-sandbox":
+            claims = {"apiGroups": ["extensions.agents.x-k8s.io"], "resources": ["sandboxclaims"]}
+            reading = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
+            runners = [claims | {"verbs": ["list", "watch", "create", "delete", "patch"]}, reading]
+        leasing = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": leases}
+        assert roles[0]["rules"] == [*runners, leasing]
         assert {one["metadata"]["namespace"] for one in roles} == {RUNNERS}
         (subject,) = roles[1]["subjects"]
         assert (subject["name"], subject["namespace"]) == ("nouscoder-verifier", "here")
@@ -184,11 +188,11 @@ def test_the_namespace_of_the_runners_holds_their_key_and_nothing_else(chart: Ch
         for one in chart.documents(values):
             if one["metadata"].get("namespace") == RUNNERS:
                 there.setdefault(one["kind"], set()).add(one["metadata"]["name"])
-        pods = there.keys() & {"Deployment", "Service", "PodDisruptionBudget"}
+        pods = there.keys() & {"Deployment", "Service", "PodDisruptionBudget", "SandboxTemplate", "SandboxWarmPool"}
         assert there.get("Secret", set()) == (set() if variant in NO_PODS else {"nouscoder-sandbox-key"}), variant
         assert there.keys() - pods <= {"Secret", "Role", "RoleBinding", "NetworkPolicy", "ResourceQuota"}, variant
         assert ("ResourceQuota" in there) is (variant not in NO_PODS), variant
-        assert bool(pods) is (variant == "unmanaged"), variant
+        assert bool(pods) is (variant in ("unmanaged", "agent-sandbox")), variant
 
 
 @pytest.mark.parametrize(
@@ -312,6 +316,45 @@ def test_a_runner_has_only_its_key(pods: dict[str, dict[str, Pod]]) -> None:
     assert [pod["spec"].pop("restartPolicy") for pod in runners] == ["Never", "Always"]
     assert env_of(runners[0]["spec"]).pop() == {"name": "NOUSCODER_RUNNER_IDLE_S", "value": "600"}
     assert runners[0]["spec"] == runners[1]["spec"]
+
+
+def test_a_claimed_runner_is_the_pod_that_the_verifier_would_make(chart: ChartRig) -> None:
+    """It alone waits in the pool until its first verifier comes. Neither a claim nor the controller changes it."""
+    values = chart.variants["agent-sandbox"]
+    own = pod_specs(chart.documents())["ConfigMap/nouscoder-sandbox/runner-pod.json"]
+    claimed = pod_specs(chart.documents(values))["SandboxTemplate/nouscoder-sandbox/runner"]
+    assert env_of(claimed["spec"]).pop() == {"name": "NOUSCODER_RUNNER_WAITS", "value": "1"}
+    assert claimed["spec"] == own["spec"]
+    made_by = {"app.kubernetes.io/managed-by": "nouscoder-verifier"}
+    assert claimed["metadata"]["labels"] | made_by == own["metadata"]["labels"]
+    spec = chart.one("SandboxTemplate", "nouscoder-sandbox", values)["spec"]
+    assert {spec[key] for key in ("envVarsInjectionPolicy", "volumeClaimTemplatesPolicy")} == {"Disallowed"}
+    assert (spec["networkPolicyManagement"], spec["service"]) == ("Unmanaged", False)
+
+
+def test_a_verifier_claims_its_runners_from_the_warm_pool_of_the_release(chart: ChartRig) -> None:
+    values = {"verifier": {"replicas": 2, "sandbox": {"pool": {"source": "agentSandbox", "size": 4, "spares": 3}}}}
+    pool = chart.one("SandboxWarmPool", "nouscoder-sandbox", values)
+    template = chart.one("SandboxTemplate", "nouscoder-sandbox", values)
+    claim = json.loads(chart.one("ConfigMap", "nouscoder-sandbox", values)["data"]["runner-claim.json"])
+    assert (claim["apiVersion"], claim["kind"]) == (pool["apiVersion"], "SandboxClaim")
+    assert claim["spec"]["warmPoolRef"] == {"name": pool["metadata"]["name"]}
+    assert pool["spec"]["sandboxTemplateRef"] == {"name": template["metadata"]["name"]}
+    assert {one["metadata"]["namespace"] for one in (claim, pool, template)} == {RUNNERS}
+    assert pool["spec"]["replicas"] == 2 * 3
+    text = chart.one("ConfigMap", "nouscoder-config", values)["data"]["config.json"]
+    sandbox = json.loads(text)["verifier"]["sandbox"]
+    assert (sandbox["pool_spares"], Path(sandbox["pool_template"]).name) == (0, "runner-claim.json")
+    hard = chart.one("ResourceQuota", "nouscoder-sandbox", values)["spec"]["hard"]
+    assert hard["count/pods"] == hard["count/sandboxclaims.extensions.agents.x-k8s.io"] == str(20 + 3 * (2 * 4 + 6))
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_warm_pool_has_at_least_one_runner_unless_the_release_is_suspended(chart: ChartRig, spares: int) -> None:
+    values = {"verifier": {"sandbox": {"pool": {"source": "agentSandbox", "spares": spares}}}}
+    for suspend in (False, True):
+        pool = chart.one("SandboxWarmPool", "nouscoder-sandbox", values | {"suspend": suspend})
+        assert pool["spec"]["replicas"] == int(not suspend)
 
 
 def test_a_runner_has_the_tested_capabilities_which_baseline_admits(chart: ChartRig) -> None:

@@ -58,7 +58,7 @@ TABLE = {
 
 
 LIBRARIES = ("numpy", "networkx", "sortedcontainers")
-POOLS = {"gvisor": "runner_pool", "userns": "userns_runner_pool"}
+POOLS = {"gvisor": "runner_pool", "userns": "userns_runner_pool", "agent-sandbox": "claimed_runner_pool"}
 MODAL = ModalSection(image="example.org/nouscoder-sandbox:1", runtime="vm")
 
 
@@ -74,6 +74,7 @@ MODAL = ModalSection(image="example.org/nouscoder-sandbox:1", runtime="vm")
         pytest.param("runners-in-userns", marks=pytest.mark.heavy),
         pytest.param("gvisor", marks=pytest.mark.cluster),
         pytest.param("userns", marks=pytest.mark.cluster),
+        pytest.param("agent-sandbox", marks=[pytest.mark.cluster, pytest.mark.soak]),
     ]
 )
 async def sandbox(

@@ -58,7 +58,13 @@ def idle_s() -> float:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, kernel: str, idle_s: float) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
+def waits() -> str:
+    """ "1": the first gateway may come later than `idle_s`."""
+    return ""
+
+
+@pytest.fixture
+def agent(tmp_path: Path, kernel: str, idle_s: float, waits: str) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
     """The address and the process of the agent."""
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__main__.py").write_text(HARNESS)
@@ -74,6 +80,7 @@ def agent(tmp_path: Path, kernel: str, idle_s: float) -> Iterator[tuple[Address,
         "NOUSCODER_RUNNER_HOME": str(tmp_path),
         "NOUSCODER_RUNNER_KERNEL": kernel,
         "NOUSCODER_RUNNER_IDLE_S": str(idle_s),
+        "NOUSCODER_RUNNER_WAITS": waits,
     }
     process = subprocess.Popen([sys.executable, "-I", "-S", str(entry)], env=environment, stderr=subprocess.PIPE)
     assert process.stderr is not None
@@ -233,6 +240,18 @@ async def test_a_runner_whose_gateway_is_gone_ends_itself(agent: tuple[Address, 
                 (await asyncio.open_connection(*address))[1].close()
             await asyncio.sleep(0.05)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("idle_s", "waits"), [(1.0, "1")])
+async def test_a_runner_of_a_warm_pool_waits_for_its_first_gateway_and_ends_after_its_last(
+    agent: tuple[Address, subprocess.Popen[bytes]],
+) -> None:
+    address, process = agent
+    with pytest.raises(subprocess.TimeoutExpired):
+        await asyncio.to_thread(process.wait, 3)
+    link, _ = await opened(address)
+    await link.close()
+    assert await asyncio.to_thread(process.wait, 60) == 0
 
 
 async def test_connections_that_dribble_do_not_lock_the_gateway_out(agent: tuple[Address, object]) -> None:

@@ -38,10 +38,12 @@ SPEC = {"containers": [{"name": "runner", "image": "sandbox"}]}
 class Api:
     """A Kubernetes API: pods by name, the received requests, and the events that a watch sends until `end_watch`.
 
-    It also has Leases by name; requests for them are not in `requests`.
+    It also has Leases by name, and `others` by path; requests for them are not in `requests`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = PATH) -> None:
+        self.others: dict[str, dict[str, Any]] = {}
+        self.patched: list[tuple[str, dict[str, Any]]] = []
         self.pods: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
         self.events: queue.Queue[bytes | None] = queue.Queue()
@@ -76,10 +78,19 @@ class Api:
                 return True
 
             def do_PATCH(self) -> None:
-                self.lease()
+                if self.lease():
+                    return
+                assert self.headers["Content-Type"] != "application/json-patch+json"
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                api.patched.append((self.path.removeprefix(f"{path}/"), body))
+                self.answer({})
 
             def do_GET(self) -> None:
                 if self.lease():
+                    return
+                if not self.path.startswith(path):
+                    known = api.others.get(self.path)
+                    self.answer(known or {}, 200 if known else 404)
                     return
                 asked = parse_qs(urlsplit(self.path).query)
                 if "watch" not in asked:
@@ -107,7 +118,7 @@ class Api:
             def do_DELETE(self) -> None:
                 if self.lease():
                     return
-                api.requests.append(f"delete {self.path.partition('?')[0].removeprefix(PATH)}")
+                api.requests.append(f"delete {self.path.partition('?')[0].removeprefix(path)}")
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 self.answer({})
 
@@ -173,11 +184,8 @@ def ended(name: str, reason: str) -> dict[str, Any]:
 class Watched:
     """The source under test, and a way to wait for what it lists."""
 
-    def __init__(self, api: Api, folder: Path) -> None:
-        template = folder / "pod.json"
-        template.write_text(json.dumps({"kind": "Pod", "metadata": {"generateName": "runner-"}, "spec": SPEC}))
-        configuration = client.Configuration(host=api.url)
-        self.source = ManagedPods(template, 7070, client.CoreV1Api(client.ApiClient(configuration)))
+    def __init__(self, source: ManagedPods) -> None:
+        self.source = source
         self.changed = asyncio.Event()
         self.ignores_faults = False
 
@@ -196,6 +204,13 @@ class Watched:
                 await self.changed.wait()
 
 
+def watched_pods(api: Api, folder: Path) -> Watched:
+    template = folder / "pod.json"
+    template.write_text(json.dumps({"kind": "Pod", "metadata": {"generateName": "runner-"}, "spec": SPEC}))
+    configuration = client.Configuration(host=api.url)
+    return Watched(ManagedPods(template, 7070, client.CoreV1Api(client.ApiClient(configuration))))
+
+
 @pytest.fixture
 def api() -> Any:
     made = Api()
@@ -207,7 +222,7 @@ def api() -> Any:
 async def watched(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
     monkeypatch.setattr(pods_module, "_RETRY_S", 0.01)
     api.pods = {"a": pod("a", "10.0.0.1"), "b": pod("b")}
-    made = Watched(api, tmp_path)
+    made = watched_pods(api, tmp_path)
     await made.source.start(made.changed.set)
     yield made
     api.status, api.page = 200, b""
@@ -280,7 +295,7 @@ async def test_a_created_pod_has_the_lease_of_its_gateway_as_controller(watched:
 
 
 async def test_a_closed_source_leaves_no_lease(api: Api, tmp_path: Path) -> None:
-    made = Watched(api, tmp_path)
+    made = watched_pods(api, tmp_path)
     await made.source.start(made.changed.set)
     await made.source.create()
     assert len(api.leases) == 1

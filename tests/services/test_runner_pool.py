@@ -224,6 +224,20 @@ async def test_a_runner_that_does_not_start_is_replaced(
     assert pool.replaced[Replaced.STUCK] >= 1
 
 
+async def test_what_a_starting_runner_waits_for_is_said_to_those_who_get_none(pool: RunnerPool, pods: Pods) -> None:
+    worn, _ = await pool.lend(1), await pool.lend(1)
+    pods.is_slow = True
+    await pool.give_back(worn, worn=True)
+    async with asyncio.timeout(60):
+        while "pod-3" not in pods.there:
+            await asyncio.sleep(0.01)
+        pods.there["pod-3"] = FoundRunner("pod-3", None, waits_for="there is no such pool")
+        while "no such pool" not in pool.last_problem:
+            await asyncio.sleep(0.01)
+    with pytest.raises(SandboxError, match="runner pod-3 has not started: there is no such pool"):
+        await pool.lend(0.05)
+
+
 async def test_the_time_from_creation_to_the_first_answer_is_counted(pods: Pods, pool: RunnerPool) -> None:
     held = [await pool.lend(1), await pool.lend(1)]
     fast, before_s = pool.num_starts, pool.start_s

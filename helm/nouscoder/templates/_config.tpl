@@ -143,12 +143,12 @@ pool_key_file: /etc/nouscoder/pool/key
 pool_accept_unproven_kernel: true
 {{- end }}
 {{- if $sandbox.pool.managed }}
-pool_spares: {{ $sandbox.pool.spares }}
+pool_spares: {{ ternary 0 $sandbox.pool.spares (eq (include "nouscoder.claimsRunners" .) "true") }}
 {{- if not (kindIs "invalid" $sandbox.pool.min) }}
 pool_min: {{ $sandbox.pool.min }}
 pool_idle_s: {{ $sandbox.pool.idleSeconds }}
 {{- end }}
-pool_template: /etc/nouscoder/pool/runner-pod.json
+pool_template: /etc/nouscoder/pool/{{ include "nouscoder.runnerFile" . }}
 {{- else }}
 pool_service: {{ include "nouscoder.sandbox.fullname" . }}.{{ include "nouscoder.sandbox.namespace" . }}.svc
 {{- end }}

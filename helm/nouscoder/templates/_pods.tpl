@@ -220,7 +220,7 @@ lifecycle:
       {{- if $root.Values.verifier.sandbox.pool.managed }}
       - configMap:
           name: {{ include "nouscoder.sandbox.fullname" $root }}
-          items: [{key: runner-pod.json, path: pool/runner-pod.json}]
+          items: [{key: {{ include "nouscoder.runnerFile" $root }}, path: pool/{{ include "nouscoder.runnerFile" $root }}}]
       {{- end }}
       {{- end }}
       {{- end }}

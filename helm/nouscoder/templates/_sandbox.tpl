@@ -37,6 +37,21 @@ gvisor
 {{- if has (include "nouscoder.sandboxBackend" .) (list "gvisor" "userns") -}}true{{- end -}}
 {{- end -}}
 
+{{/* "true" if the verifiers claim their runners from a SandboxWarmPool of agent-sandbox. */}}
+{{- define "nouscoder.claimsRunners" -}}
+{{- if and (include "nouscoder.usesRunners" .) (eq .Values.verifier.sandbox.pool.source "agentSandbox") -}}true{{- end -}}
+{{- end -}}
+
+{{/* How many runners the SandboxWarmPool keeps: without one, each claim would wait for a pod. */}}
+{{- define "nouscoder.warmRunners" -}}
+{{- max 1 (mul .Values.verifier.replicas .Values.verifier.sandbox.pool.spares) -}}
+{{- end -}}
+
+{{/* The file of the object that a verifier makes for each runner. */}}
+{{- define "nouscoder.runnerFile" -}}
+{{- ternary "runner-claim.json" "runner-pod.json" (eq (include "nouscoder.claimsRunners" .) "true") -}}
+{{- end -}}
+
 {{/* "true" if the runner pods have users of their own on the kernel of their node. */}}
 {{- define "nouscoder.usesUserns" -}}
 {{- if eq (include "nouscoder.sandboxBackend" .) "userns" -}}true{{- end -}}
@@ -203,6 +218,11 @@ spec:
         # A runner whose verifier is gone ends by itself after this time.
         - name: NOUSCODER_RUNNER_IDLE_S
           value: "600"
+        {{- end }}
+        {{- if include "nouscoder.claimsRunners" . }}
+        # One that waits in the SandboxWarmPool has no verifier yet.
+        - name: NOUSCODER_RUNNER_WAITS
+          value: "1"
         {{- end }}
       ports:
         - name: runner

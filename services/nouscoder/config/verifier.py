@@ -70,7 +70,11 @@ class SandboxSection(Section):
     runsc: str = Field("", description="backend runsc: gVisor's program; empty: PATH, then that of deploy/build-runsc")
     max_sessions: int = Field(500, ge=1, description="backends runsc, gvisor, userns, modal: submissions per sandbox")
     pool_managed: bool = Field(True, description="backends gvisor, userns: the gateway makes the runner pods itself")
-    pool_template: InputFile = Field("", description="backends gvisor, userns, managed: JSON file with the runner pod")
+    pool_template: InputFile = Field(
+        "",
+        description="backends gvisor, userns, managed: JSON file with the Pod of a runner, or with the SandboxClaim by"
+        " which a SandboxWarmPool of agent-sandbox gives one",
+    )
     pool_service: str = Field(
         "", description="backends gvisor, userns, not managed: name of the runners' headless service"
     )

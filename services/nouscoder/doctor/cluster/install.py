@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ from nouscoder.errors import NousCoderError
 
 _RENDER_LIMIT_S = 60.0
 _HOOK = "helm.sh/hook"
+_SANDBOX_VERSION = "v1beta1"
+_SANDBOX_KINDS = (
+    "sandboxes.agents.x-k8s.io",
+    *(f"sandbox{kind}.extensions.agents.x-k8s.io" for kind in ("claims", "templates", "warmpools")),
+)
+_LEADER = "a3317529.agent-sandbox.x-k8s.io"  # the Lease of the controller that leads
+_LEADER_LIMIT = timedelta(minutes=5)  # it is renewed every few seconds, but clocks differ
 _WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
 
 
@@ -118,7 +126,8 @@ def name_of(document: Document) -> str:
 
 def planned_pods(objects: Sequence[Document]) -> list[PlannedPod]:
     """The pods that the objects make, with the runners that the verifiers make from their template."""
-    runners = _runners(objects)
+    warm = [one["spec"]["replicas"] for one in objects if one["kind"] == "SandboxWarmPool"]
+    runners = _runners(objects) + sum(warm)
     found = []
     for document in objects:
         template = (document.get("data") or {}).get("runner-pod.json") if document["kind"] == "ConfigMap" else None
@@ -129,6 +138,7 @@ def planned_pods(objects: Sequence[Document]) -> list[PlannedPod]:
         metadata = document["metadata"]
         is_hook = _HOOK in (metadata.get("annotations") or {})  # such as the pod of `helm test`
         for end, count, pod in _templates(document):
+            count = runners if document["kind"] == "SandboxTemplate" else count
             found.append(_planned(f"{name_of(document)}{end}", metadata["namespace"], 0 if is_hook else count, pod))
     return found
 
@@ -155,6 +165,8 @@ def _templates(document: Document) -> Iterator[tuple[str, int, Mapping[str, Any]
         yield " (leader)", groups, group.get("leaderTemplate") or group["workerTemplate"]
         if workers:
             yield " (workers)", workers, group["workerTemplate"]
+    elif kind == "SandboxTemplate":
+        yield "", 0, spec["podTemplate"]  # `planned_pods` knows how many
     elif kind == "JobSet":
         for job in spec["replicatedJobs"]:
             template = job["template"]["spec"]
@@ -308,7 +320,7 @@ def examine_install(
             detail = f"unknown: {detail.rpartition('error calling lookup: ')[2]}"
             fix = "ask the cluster's administrator for the right that this message names"
         findings.append(Finding("values in this cluster", False, True, detail, fix, known=not unasked))
-    for examine in (_configuration, _pods, _classes, _storage, _room):
+    for examine in (_configuration, _pods, _classes, _agent_sandbox, _storage, _room):
         try:
             findings.extend(examine(install))
         except ClusterError as error:
@@ -393,6 +405,35 @@ def _classes(install: Install) -> Iterator[Finding]:
             detail = f"it does not exist; there are: {', '.join(sorted(there)) or 'none'}"
             fix = f"make it, or change runtimeClassName in the values, for {', '.join(makers)}"
             yield Finding(f"RuntimeClass {name}", False, True, detail, fix)
+
+
+def _agent_sandbox(install: Install) -> Iterator[Finding]:
+    """The kinds and the controller of agent-sandbox, if the verifiers claim their runners."""
+    if not any(one["kind"] == "SandboxWarmPool" for one in install.objects):
+        return
+    fix = "install agent-sandbox (kubernetes-sigs) with its extensions, or set verifier.sandbox.pool.source=pods"
+    there = install.cluster.objects("/apis/apiextensions.k8s.io/v1/customresourcedefinitions")
+    served = {
+        one["metadata"]["name"]
+        for one in there
+        if any(version["name"] == _SANDBOX_VERSION and version["served"] for version in one["spec"]["versions"])
+    }
+    if missing := [name for name in _SANDBOX_KINDS if name not in served]:
+        detail = f"the cluster does not have these kinds in {_SANDBOX_VERSION}: {', '.join(missing)}"
+        yield Finding("agent-sandbox", False, True, detail, fix)
+        return
+    yield Finding("agent-sandbox", True, True, f"its kinds are served in {_SANDBOX_VERSION}")
+    name = "controller of agent-sandbox"
+    leases = install.cluster.objects("/apis/coordination.k8s.io/v1/leases", field_selector=f"metadata.name={_LEADER}")
+    renewed = [datetime.fromisoformat(one["spec"]["renewTime"]) for one in leases if one["spec"].get("renewTime")]
+    if not renewed:
+        detail = f"nobody has the Lease {_LEADER}, so it does not run, or runs without leader election"
+        yield Finding(name, False, True, detail, fix, known=False)
+    elif (age := datetime.now(UTC) - max(renewed)) > _LEADER_LIMIT:
+        detail = f"it does not run: it renewed its Lease {_LEADER} {age.total_seconds() / 60:.0f} minutes ago"
+        yield Finding(name, False, True, detail, "start it, and look at its log")
+    else:
+        yield Finding(name, True, True, "it runs; the API does not tell whether with --extensions, which claims need")
 
 
 def _storage(install: Install) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
@@ -48,8 +49,12 @@ Tls = tuple[ssl.SSLContext, bytes]  # of this container's certificate, and the c
 class RunnerAgent:
     """The agent of one container."""
 
-    def __init__(self, key: bytes, home: str, kernel: str, idle_s: float, tls: Tls | None) -> None:
-        """`idle_s` seconds without a gateway end the process; 0: they do not. Raises HandshakeError, unknown kernel.
+    def __init__(
+        self, key: bytes, home: str, kernel: str, idle_s: float, tls: Tls | None, *, waits: bool = False
+    ) -> None:
+        """`idle_s` seconds without a gateway end the process; 0: they do not. If it `waits`, the first may come later.
+
+        Raises HandshakeError, unknown kernel.
 
         Without `tls` it expects a tunnel in front of it. The kernel is asked here, before anybody else runs.
         """
@@ -59,7 +64,8 @@ class RunnerAgent:
         self._tls = tls
         self._key = key
         self._idle_s = idle_s
-        self._heard_s = time.monotonic()  # when a gateway has last proved that it has the key, or closed a slot
+        # When a gateway has last proved that it has the key, or closed a slot.
+        self._heard_s = math.inf if waits else time.monotonic()
         self._home = home
         self._kernel = kernel
         self._lock = threading.Lock()
@@ -121,7 +127,7 @@ class RunnerAgent:
                 if left_s <= 0:
                     log(f"no gateway has come for {self._idle_s:.0f} s: the container ends")
                     os._exit(0)
-            time.sleep(left_s)
+            time.sleep(min(left_s, self._idle_s))
 
     def _receive_request(self, connection: socket.socket) -> tuple[dict[str, Any], handshake.Nonces]:
         ours, end_s = os.urandom(handshake.NONCE_BYTES), time.monotonic() + handshake.LIMIT_S
@@ -338,7 +344,8 @@ def main() -> None:
     idle_s = float(os.environ.pop("NOUSCODER_RUNNER_IDLE_S", "0"))
     kernel = os.environ.pop("NOUSCODER_RUNNER_KERNEL", "gvisor")
     has_tunnel = os.environ.pop("NOUSCODER_RUNNER_TLS", "own") == "tunnel"
-    agent = RunnerAgent(key, home, kernel, idle_s, None if has_tunnel else _certificate())
+    waits = os.environ.pop("NOUSCODER_RUNNER_WAITS", "") == "1"
+    agent = RunnerAgent(key, home, kernel, idle_s, None if has_tunnel else _certificate(), waits=waits)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     reap()
     dual = socket.has_dualstack_ipv6()  # the gateway may come by either family

@@ -347,12 +347,15 @@ def open_source(config: SandboxSection, keys: PoolKeys) -> Source:
     if not config.pool_managed:
         return HeadlessRunners(config.pool_service, config.pool_port, keys)
     try:
-        from nouscoder.verifier.sandbox.runners.kubernetes_pods import ManagedPods
+        from nouscoder.verifier.sandbox.runners.kubernetes_pods import ManagedPods, read_template
+        from nouscoder.verifier.sandbox.runners.sandbox_claims import ClaimedSandboxes
     except ImportError as error:
         raise SandboxUnavailable(
             f"the {config.backend} sandbox needs the Python package kubernetes: {how_to_install('cluster')}"
         ) from error
-    return ManagedPods(Path(config.pool_template), config.pool_port)
+    template = Path(config.pool_template)
+    made_by = ClaimedSandboxes if read_template(template)["kind"] == "SandboxClaim" else ManagedPods
+    return made_by(template, config.pool_port)
 
 
 class HeadlessRunners(Source):

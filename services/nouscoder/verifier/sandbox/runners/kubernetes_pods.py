@@ -1,5 +1,7 @@
 """Runners as pods that this gateway makes and watches through the Kubernetes API, in the template's namespace.
 
+`sandbox_claims.py` does the same with claims on the pods of agent-sandbox.
+
 INVARIANT: every pod made here is owned by the gateway's Lease, and Kubernetes deletes the pods of a deleted Lease. A
 gateway renews its Lease, and deletes any other that it has seen unchanged for the time that this one promises. Every
 pod has the gateway's name as a label, so that a gateway never takes a pod of another. The list of pods comes from a
@@ -57,6 +59,7 @@ class RunnerPod:
     """A runner pod. `ip` is "" until the pod is ready.
 
     `lacked_memory`: the kernel killed it at its memory limit. An exit code says less: 137 is any SIGKILL.
+    `waits_for` is what keeps it from being ready, if that is known.
     """
 
     name: str
@@ -64,6 +67,7 @@ class RunnerPod:
     has_ended: bool = False
     is_leaving: bool = False
     lacked_memory: bool = False
+    waits_for: str = ""
 
 
 def read_pod(record: Mapping[str, Any]) -> RunnerPod:
@@ -88,11 +92,13 @@ def _is_killed_for_memory(container: Mapping[str, Any]) -> bool:
     return bool(ended.get("reason") == "OOMKilled")
 
 
-def read_pods(text: bytes) -> tuple[dict[str, RunnerPod], str]:
+def read_pods(
+    text: bytes, read: Callable[[Mapping[str, Any]], RunnerPod] = read_pod
+) -> tuple[dict[str, RunnerPod], str]:
     """The pods of a list by name, and the version from which to watch. Raises ValueError."""
     answer = json.loads(text)
     try:
-        pods = [read_pod(record) for record in answer["items"]]
+        pods = [read(record) for record in answer["items"]]
         return {pod.name: pod for pod in pods}, str(answer["metadata"]["resourceVersion"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"an answer that is no list of pods: {error!r}") from error
@@ -185,12 +191,13 @@ class ManagedPods:
     def __init__(self, template: Path, port: int, api: Any = None) -> None:
         """`api` is a CoreV1Api, by default the cluster's. Raises SandboxUnavailable without cluster or template."""
         self._port = port
-        self._template = _read_template(template)
+        self._template = read_template(template)
         self._namespace = self._template["metadata"].get("namespace") or os.environ.get("POD_NAMESPACE") or "default"
         self._name = os.environ.get("POD_NAME") or f"gateway-{socket.gethostname()}-{os.getpid()}"[:63]
         self._label = f"{POOL_LABEL}={self._name}"
         self._usable = f"{self._label},!{_QUARANTINE_LABEL}"
         self._api = api or _open_api()
+        self._open_calls()
         self._lease = GatewayLease(client.CoordinationV1Api(self._api.api_client), self._namespace, self._name)
         self._renewing: asyncio.Task[None] | None = None
         self._watch = watch.Watch("object")  # type: ignore[no-untyped-call] # JSON, no models
@@ -230,7 +237,7 @@ class ManagedPods:
             on_change()
 
         def later(event: Any) -> None:
-            loop.call_soon_threadsafe(report, event["type"], read_pod(event["object"]))
+            loop.call_soon_threadsafe(report, event["type"], self._read(event["object"]))
 
         while not self._closed:
             try:
@@ -247,7 +254,7 @@ class ManagedPods:
     async def _resync(self) -> str:
         """List all pods. Returns the version from which to watch. Raises RunnersUnreachable."""
         pods, version = await self._call(
-            lambda: read_pods(self._api.list_namespaced_pod(**self._raw(), label_selector=self._usable).data)
+            lambda: read_pods(self._list_objects(**self._raw(), label_selector=self._usable).data, self._read)
         )
         self._note_ends(pods.values())
         self._removed &= pods.keys()
@@ -261,7 +268,7 @@ class ManagedPods:
         arguments = {"namespace": self._namespace, "label_selector": self._usable, "resource_version": version}
         limits = {"timeout_seconds": _RESYNC_S, "_request_timeout": (_TIMEOUTS_S[0], _RESYNC_S + _TIMEOUTS_S[1])}
         try:
-            pods = self._watch.stream(self._api.list_namespaced_pod, **arguments, **limits)  # type: ignore[no-untyped-call]
+            pods = self._watch.stream(self._list_objects, **arguments, **limits)  # type: ignore[no-untyped-call]
             for event in pods:
                 report(event)
         except ApiException as error:
@@ -305,7 +312,7 @@ class ManagedPods:
         for pod in list(self._pods.values()):
             if pod.is_leaving:
                 continue
-            one = FoundRunner(pod.name, (pod.ip, self._port) if pod.ip else None)
+            one = FoundRunner(pod.name, (pod.ip, self._port) if pod.ip else None, waits_for=pod.waits_for)
             if pod.has_ended:
                 await self.remove(one)
             else:
@@ -319,9 +326,7 @@ class ManagedPods:
         metadata["namespace"] = self._namespace
         metadata.setdefault("labels", {})[POOL_LABEL] = self._name
         metadata["ownerReferences"] = [await self._call(self._lease.owner)]
-        made = await self._call(
-            lambda: read_pod(json.loads(self._api.create_namespaced_pod(**self._raw(), body=body).data))
-        )
+        made = await self._call(lambda: self._read(json.loads(self._create_object(**self._raw(), body=body).data)))
         self._pods.setdefault(made.name, made)
         return str(made.name)
 
@@ -331,7 +336,7 @@ class ManagedPods:
         self._removed.add(runner.name)
         try:
             await self._call(
-                lambda: self._api.delete_namespaced_pod(name=runner.name, **self._raw(), grace_period_seconds=0).data,
+                lambda: self._delete_object(name=runner.name, **self._raw(), grace_period_seconds=0).data,
                 may_be_gone=True,
             )
         except RunnersUnreachable:
@@ -343,14 +348,14 @@ class ManagedPods:
     async def quarantine(self, runner: FoundRunner) -> None:
         """See `Source`. The newest three quarantined pods are kept."""
         patch = {"metadata": {"labels": {_QUARANTINE_LABEL: "true"}}}
-        await self._call(
-            lambda: self._api.patch_namespaced_pod(name=runner.name, **self._raw(), body=patch).data, may_be_gone=True
-        )
+        await self._call(lambda: self._patch_object(name=runner.name, **self._raw(), body=patch).data, may_be_gone=True)
         selector = f"{self._label},{_QUARANTINE_LABEL}"
-        pods = await self._call(lambda: self._api.list_namespaced_pod(**self._at(), label_selector=selector))
-        by_age = sorted(pods.items, key=lambda pod: pod.metadata.creation_timestamp)
-        for pod in by_age[:-_MAX_QUARANTINED]:
-            await self.remove(FoundRunner(pod.metadata.name, None))
+        found = await self._call(
+            lambda: json.loads(self._list_objects(**self._raw(), label_selector=selector).data)["items"]
+        )
+        by_age = sorted((one["metadata"] for one in found), key=lambda metadata: metadata["creationTimestamp"])
+        for metadata in by_age[:-_MAX_QUARANTINED]:
+            await self.remove(FoundRunner(metadata["name"], None))
 
     async def close(self) -> None:
         """See `Source`."""
@@ -359,12 +364,21 @@ class ManagedPods:
             await asyncio.gather(self._renewing, return_exceptions=True)
         if self._watching is not None:
             await self._stop_watching(self._watching)
-        await self._call(
-            lambda: self._api.delete_collection_namespaced_pod(
-                **self._at(), label_selector=self._label, grace_period_seconds=0
-            )
-        )
+        await self._call(self._end_objects)
         await self._call(self._lease.end)
+
+    def _open_calls(self) -> None:
+        """Choose the calls of the API. `_read` is what a gateway keeps of an answer; it may block, in a thread."""
+        self._read: Callable[[Mapping[str, Any]], RunnerPod] = read_pod
+        self._list_objects = self._api.list_namespaced_pod
+        self._create_object = self._api.create_namespaced_pod
+        self._delete_object = self._api.delete_namespaced_pod
+        self._patch_object = self._api.patch_namespaced_pod
+
+    def _end_objects(self) -> None:
+        """End all objects of this gateway at once. Kubernetes would end them with the Lease, but some time later."""
+        options = {"label_selector": self._label, "grace_period_seconds": 0}
+        self._api.delete_collection_namespaced_pod(**self._at(), **options)
 
     def _at(self) -> dict[str, Any]:
         return {"namespace": self._namespace, "_request_timeout": _TIMEOUTS_S}
@@ -394,11 +408,12 @@ def _reason(error: ApiException) -> str:
         return f"{error.status} {error.reason}"
 
 
-def _read_template(path: Path) -> dict[str, Any]:
+def read_template(path: Path) -> dict[str, Any]:
+    """The object that a gateway makes for each runner: a Pod or a SandboxClaim. Raises SandboxUnavailable."""
     try:
         template = json.loads(path.read_text(encoding="utf-8-sig"))
-        if template["kind"] != "Pod" or not template["metadata"]["generateName"]:
-            raise ValueError("it is not a Pod with a metadata.generateName")
+        if template["kind"] not in ("Pod", "SandboxClaim") or not template["metadata"]["generateName"]:
+            raise ValueError("it is not a Pod or a SandboxClaim with a metadata.generateName")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SandboxUnavailable(f"verifier.sandbox.pool_template: {path} cannot be used: {error}") from error
     return dict(template)

@@ -46,12 +46,14 @@ class RunnersLimited(RunnersUnreachable):
 class FoundRunner:
     """A runner as its source reports it. `address` is None while the runner starts.
 
-    After `use_until_s` (by time.monotonic) it takes no new submission, because it will end.
+    After `use_until_s` (by time.monotonic) it takes no new submission, because it will end. `waits_for` is why it has
+    no address yet, if the source knows.
     """
 
     name: str
     address: tuple[str, int] | None
     use_until_s: float = math.inf
+    waits_for: str = ""
 
 
 class Source(Protocol):
@@ -283,6 +285,8 @@ class RunnerPool:
                 self._forget(runner, Replaced.LOST)
         for one in found:
             runner = self._runners.setdefault(one.name, Runner(one.name, None, RunnerState.STARTING, now))
+            if one.waits_for:
+                self.last_problem = f"runner {one.name} has not started: {one.waits_for}"
             if runner.state is RunnerState.STARTING and one.address is not None:
                 runner.address, runner.use_until_s = one.address, one.use_until_s
                 self.num_starts, self.start_s = self.num_starts + 1, self.start_s + now - runner.since_s
