@@ -92,7 +92,7 @@ async def test_a_broker_with_tls_is_asked_with_the_certificate_of_its_pod_by_tho
         cluster.places[50052] = int(address.rpartition(":")[2])
         stack.enter_context(serving(cluster, kubeconfig))
         done = await run("status", "--cluster", "--json")
-        assert (done.exit_code, json.loads(done.stdout)["ledger"]["balanced"], done.stderr) == (0, True, "")
+        assert (done.exit_code, json.loads(done.stdout)["balanced"], done.stderr) == (0, True, "")
         cluster.refused["secrets"] = 403
         said = "this account may not get secret certificate in namespace team, which the broker's TLS needs"
         assert await run("why-stalled", "--cluster") == command_line.Ended(78, "", f"nouscoder: {said}\n")
