@@ -41,6 +41,7 @@ class Prometheus:
     url: str
     folder: Path
     process: subprocess.Popen[bytes]
+    state_port: int
 
     def follow(self, release: Release) -> set[str]:
         """Take the rules that the chart has for the release's values. Returns the names of the alerts."""
@@ -124,7 +125,7 @@ def running(folder: Path) -> Iterator[Prometheus]:
     """The server, until the end of the block. Skips where the cluster is not that of ../shared/cluster."""
     if shutil.which("prometheus") is None or not TARGETS.exists():
         pytest.skip("this needs the program prometheus and a cluster of ../shared/cluster/up --with prometheus")
-    ports = {name: _free_port() for name in ("prometheus", "proxy", "state", "telemetry")}
+    ports = {name: _free_port() for name in ("prometheus", "proxy", "state")}
     (node,) = output_of("kubectl", "get", "nodes", "-l", "!nouscoder.io/kwok", "-o", "name").split()
     jobs: list[dict[str, Any]] = [
         {"job_name": "pods", "file_sd_configs": [{"files": [str(TARGETS)], "refresh_interval": "5s"}]},
@@ -146,11 +147,6 @@ def running(folder: Path) -> Iterator[Prometheus]:
         "scrape_configs": jobs,
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(written))
-    state = [
-        *(str(_kube_state_metrics()), "--kubeconfig", os.environ["KUBECONFIG"], "--resources=cronjobs,jobs"),
-        *("--host=127.0.0.1", f"--port={ports['state']}"),
-        *("--telemetry-host=127.0.0.1", f"--telemetry-port={ports['telemetry']}"),
-    ]
     server = [
         *("prometheus", "--config.file", str(folder / "prometheus.yaml"), "--storage.tsdb.path", str(folder / "data")),
         *("--web.listen-address", f"127.0.0.1:{ports['prometheus']}"),
@@ -159,9 +155,21 @@ def running(folder: Path) -> Iterator[Prometheus]:
     url = f"http://127.0.0.1:{ports['prometheus']}"
     with (
         _process(proxy, folder / "proxy.log"),
-        _process(state, folder / "state.log"),
         _process(server, folder / "prometheus.log") as process,
     ):
         _wait(f"{url}/-/ready", folder / "prometheus.log")
-        _wait(f"http://127.0.0.1:{ports['state']}/metrics", folder / "state.log")
-        yield Prometheus(url, folder, process)
+        yield Prometheus(url, folder, process, ports["state"])
+
+
+@contextlib.contextmanager
+def kube_state_metrics(prometheus: Prometheus) -> Iterator[None]:
+    """Its series of CronJobs, until the end of the block."""
+    log, telemetry = prometheus.folder / "state.log", _free_port()
+    command = [
+        *(str(_kube_state_metrics()), "--kubeconfig", os.environ["KUBECONFIG"], "--resources=cronjobs"),
+        *("--host=127.0.0.1", f"--port={prometheus.state_port}"),
+        *("--telemetry-host=127.0.0.1", f"--telemetry-port={telemetry}"),
+    ]
+    with _process(command, log):
+        _wait(f"http://127.0.0.1:{prometheus.state_port}/metrics", log)
+        yield

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from tests.cluster.certificates import make_certificate, trusting
 from tests.cluster.conftest import CHART, NAME, ROOT, SMALL_RUN, TAG, Release, installed_release
-from tests.cluster.prometheus import FASTER, SCRAPE_S, Prometheus, running
+from tests.cluster.prometheus import FASTER, SCRAPE_S, Prometheus, kube_state_metrics, running
 
 from nouscoder.client import AsyncClient, GradingFailed, Patience
 
@@ -91,7 +91,7 @@ def row(name: str, fault: str, seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def small_claims(release: Release, folder: Path) -> Iterator[dict[str, Path]]:
+def small_claims(release: Release) -> Iterator[dict[str, Path]]:
     """Claims of few MiB, as local volumes in this machine's memory. Yields their folders."""
     (node,) = release.kubectl(
         "get", "nodes", "-l", "!nouscoder.io/kwok", "-o", "jsonpath={.items[*].metadata.name}"
@@ -136,9 +136,9 @@ def small_claims(release: Release, folder: Path) -> Iterator[dict[str, Path]]:
 
 
 def test_a_healthy_run_raises_none_and_every_fault_of_a_run_raises_its_own(
-    prometheus: Prometheus, tmp_path: Path
+    prometheus: Prometheus,
 ) -> None:
-    with installed_release() as release, small_claims(release, tmp_path) as claims:
+    with kube_state_metrics(prometheus), installed_release() as release, small_claims(release) as claims:
         given = (f"learner.persistence.existingClaim={NAME}-runs", f"redis.persistence.existingClaim={NAME}-redis")
         release.install(*(word for each in (*RUN, *given) for word in ("--set", each)), *SMALL)
         faults = Faults(prometheus, release)
