@@ -10,7 +10,7 @@ import pytest
 
 
 def make_certificate(folder: Path, names: str = "IP:127.0.0.1") -> Path:
-    """Write tls.crt and tls.key for the names, by default 127.0.0.1, and ca.crt of their authority. Skips the test without openssl."""
+    """Write tls.crt and tls.key for the names, and ca.crt of their authority. Skips the test without openssl."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing: install it to make the certificates of this test")
 

@@ -179,6 +179,7 @@ def redis_fails(faults: Faults, release: Release, claim: Path) -> None:
         return release.kubectl(*inside, f"REDISCLI_AUTH=$(cat /etc/redis/password) redis-cli -e {command}")
 
     limit = int(redis("config get maxmemory").split()[-1])
+    assert limit > 0, "Redis refuses nothing before the kernel kills it"
     faults.expect("76 % of Redis' memory is taken", "RedisFull")
     redis(f"setrange filler {int(limit * 0.76)} x")
     faults.wait()
