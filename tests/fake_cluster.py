@@ -67,6 +67,7 @@ class FakeCluster:
     statefulsets: list[Object] = field(default_factory=list)
     events: list[Object] = field(default_factory=list)
     logs: dict[tuple[str, ...], str] = field(default_factory=dict)
+    secrets: dict[str, Object] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
     namespace: str = "team"
@@ -86,6 +87,8 @@ class FakeCluster:
             previous = ("previous",) if "previous" in query else ()
             text = self.logs.get((words[1], query["container"][0], *previous))
             return _response(400, "{}") if text is None else _response(200, text)
+        if kind == "secrets":
+            return _response(200, json.dumps(self.secrets[words[1]]))
         return _response(200, json.dumps({"items": getattr(self, kind) if namespace == self.namespace else []}))
 
     def carry(self, connection: ServerConnection) -> None:

@@ -153,6 +153,18 @@ def test_a_released_or_suspended_release_raises_no_alert_and_one_that_is_not_rel
     check(chart, tmp_path / "b", [firing("suspended", [], "", 0)], {"suspend": True})
 
 
+def test_the_gpus_that_a_finished_run_has_given_back_are_a_series(chart: ChartRig, tmp_path: Path) -> None:
+    given = [series("nouscoder_broker_run_finished", "0x10 1x90"), up("broker"), up("generation", "1x25 stale")]
+    name = "nouscoder:run_gpus_released"
+    labels = f'{name}{{namespace="here",app_kubernetes_io_instance="nouscoder"}}'
+    expected = [
+        {"expr": name, "eval_time": f"{minute}m", "exp_samples": [{"labels": labels, "value": gpus}]}
+        for minute, gpus in ((5, 0), (20, 0), (40, 48))
+    ]
+    test = {"name": "released", "interval": "1m", "input_series": given, "promql_expr_test": expected}
+    check(chart, tmp_path, [test], merged(chart.file("values-h200.yaml"), RELEASE))
+
+
 def test_values_that_are_none_are_refused(chart: ChartRig) -> None:
     for wrong in ({"whenFinished": "delete"}, {"ttlSeconds": -1}, {"suspend": "yes"}):
         with pytest.raises(helm.HelmError, match=next(iter(wrong))):

@@ -1,4 +1,4 @@
-"""A run ends and gives its pods back, goes on by an upgrade, is suspended within it, resumes, and ends again.
+"""A run ends and gives its pods back, goes on by an upgrade, is suspended within it, resumes, ends; all that once more.
 
 The upgrades are Helm 4's, which applies on the server's side, without --force-conflicts.
 """
@@ -93,6 +93,15 @@ def test_a_finished_run_gives_back_its_pods_goes_on_and_is_suspended_within_it(r
     assert "deployment.apps/nouscoder-pages-again" in run.objects()
     suspended_within(run)
     run.ended_and_gave_back(FIRST + 1)
+    last = release.step()
+    run.upgrade(f"config.run.total_batches={last + 3}")
+    release.until(lambda: release.step() > last, "a further batch after the second upgrade", 600)
+    run.ended_and_gave_back(FIRST + 2)
+    lines = [json.loads(line)["changes"] for line in run.file("config_history.jsonl").splitlines()]
+    batches = [line["run.total_batches"] for line in lines if "run.total_batches" in line]
+    print(f"\ncontinued by values: total_batches {batches}; steps {len(run.file('metrics.jsonl').splitlines())}")
+    assert batches[0][0] == FIRST
+    assert batches[-1][1] == last + 3
 
 
 def suspended_within(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import signal
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests import command_line
+from tests.certificates import make_certificate
 from tests.fake_cluster import FakeCluster, made, not_ready, pod, serving, warning, write_kubeconfig
 
 from nouscoder.broker.serving import serve_broker
@@ -70,6 +72,35 @@ async def test_the_answers_of_a_broker_in_a_cluster_are_those_of_one_nearby(brok
             near, far = [await run(command, *place, "--json") for place in (("--broker", address), ("--cluster",))]
             assert (far.exit_code, json.loads(far.stdout), far.stderr) == (0, json.loads(near.stdout), said)
         assert await run("pause", "--cluster") == command_line.Ended(0, f"the run is paused\n{said}", "")
+
+
+async def test_a_broker_with_tls_is_asked_with_the_certificate_of_its_pod_by_those_who_may_read_it(
+    broker_rig: Any, kubeconfig: Path, tmp_path: Path
+) -> None:
+    names = ("tls.crt", "tls.key", "ca.crt")
+    folder = make_certificate(tmp_path, "DNS:mine-broker.team.svc")
+    pair = f'certificate="{folder}/tls.crt", key="{folder}/tls.key"'
+    tls = (f'tls={{{pair}, ca="{folder}/ca.crt"}}', f"verifier.tls={{{pair}}}")
+    config = broker_rig.config("broker.grpc=127.0.0.1:0", *tls)
+    cluster = release()
+    mounted = {"name": "certificate", "items": [{"key": name, "path": f"tls/{name}"} for name in names]}
+    cluster.pods[0]["spec"]["volumes"] = [{"name": "tmp"}, {"projected": {"sources": [{"secret": mounted}]}}]
+    content = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in names}
+    cluster.secrets["certificate"] = {"data": content}
+    async with AsyncExitStack() as stack:
+        address = await serve_broker(broker_rig.broker(config), config, asyncio.Event(), stack)
+        cluster.places[50052] = int(address.rpartition(":")[2])
+        stack.enter_context(serving(cluster, kubeconfig))
+        done = await run("status", "--cluster", "--json")
+        assert (done.exit_code, json.loads(done.stdout)["balanced"], done.stderr) == (0, True, "")
+        cluster.refused["secrets"] = 403
+        said = "this account may not get secret certificate in namespace team, which the broker's TLS needs"
+        assert await run("why-stalled", "--cluster") == command_line.Ended(78, "", f"nouscoder: {said}\n")
+        cluster.refused.clear()
+        del content["tls.key"]
+        lacking = await run("status", "--cluster")
+        assert (lacking.exit_code, lacking.stdout, lacking.stderr.count("\n")) == (ExitCode.UNAVAILABLE, "", 1)
+        assert "secret certificate in namespace team has no tls.key" in lacking.stderr
 
 
 def waiting(container: str, reason: str, message: str) -> dict[str, Any]:

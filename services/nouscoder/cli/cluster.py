@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from heapq import merge
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,10 +51,19 @@ def broker_of_release(release: InstalledRelease, *, as_json: bool) -> Iterator[l
         address = f"unix:{folder}/broker"
         listener.bind(f"{folder}/broker")
         listener.listen()
+        # No folder of this machine is the run's.
+        asking = [f'broker.grpc="{address}"', f'run.root="{folder}"']
+        if (tls := release.broker_tls()) is not None:
+            for name, content in tls.files.items():
+                (Path(folder) / name).write_bytes(content)
+            pair = f'certificate="{folder}/tls.crt", key="{folder}/tls.key"'
+            asking += [
+                f'tls={{{pair}, ca="{folder}/ca.crt", server_name="{tls.server_name}"}}',
+                f"verifier.tls={{{pair}}}",
+            ]
         threading.Thread(target=release.forward, args=(listener, "broker", "grpc", faults.append), daemon=True).start()
         try:
-            # No folder of this machine is the run's.
-            yield [f'broker.grpc="{address}"', f'run.root="{folder}"']
+            yield asking
         except PeerError as error:
             said = str(error).replace(f"at {address}", f"of {release}")
             raise type(error)("; ".join([said, *faults[-1:], *release.troubles()])) from error

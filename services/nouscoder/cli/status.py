@@ -37,8 +37,13 @@ def broker_of(config: Config) -> BrokerClient:
     from nouscoder.rpc.tls import channel_credentials
     from nouscoder.rpc.worker import observer_id
 
-    credentials = channel_credentials(config.tls)
-    return BrokerClient(config.broker.grpc, observer_id("status"), patience_s=_PATIENCE_S, credentials=credentials)
+    return BrokerClient(
+        config.broker.grpc,
+        observer_id("status"),
+        patience_s=_PATIENCE_S,
+        credentials=channel_credentials(config.tls),
+        server_name=config.tls.server_name,
+    )
 
 
 async def status_text(config: Config, *, as_json: bool) -> str:

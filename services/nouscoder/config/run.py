@@ -354,6 +354,9 @@ class MutualTlsSection(Section):
     certificate: InputFile = Field("", description="PEM file of this process's certificate chain; empty turns TLS off")
     key: InputFile = Field("", description="PEM file of its private key")
     ca: InputFile = Field("", description="PEM file of the authority that signed the certificates of all services")
+    server_name: str = Field(
+        "", description="for commands that ask a broker: the name in its certificate; empty: the host of its address"
+    )
 
     def _faults(self) -> Iterator[str]:
         if len({bool(self.certificate), bool(self.key), bool(self.ca)}) > 1:

@@ -142,8 +142,10 @@ class BrokerClient(ServiceClient["broker_pb2_grpc.BrokerServiceAsyncStub"]):
         patience_s: float = PATIENCE_S,
         credentials: ChannelTls | None = None,
         run: str = "",
+        server_name: str = "",
     ) -> None:
-        super().__init__("broker", broker_pb2_grpc.BrokerServiceStub, address, patience_s, credentials, run)
+        stub = broker_pb2_grpc.BrokerServiceStub
+        super().__init__("broker", stub, address, patience_s, credentials, run, server_name)
         self.worker_id = worker_id
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:

@@ -87,12 +87,17 @@ def _told(error: BaseException | None) -> str:
     return ""
 
 
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None, run: str = "") -> grpc.aio.Channel:
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, run: str = "", server_name: str = ""
+) -> grpc.aio.Channel:
     """A channel to `address`, encrypted with credentials (see tls.py); close it when done.
 
-    With a `run` a service that serves another run answers UNAVAILABLE.
+    With a `run` a service that serves another run answers UNAVAILABLE. The service's certificate must have
+    `server_name`, by default the host of the address.
     """
     options = [*_OPTIONS, ("grpc.primary_user_agent", f"{RUN_AGENT}{run}")] if run else _OPTIONS
+    if server_name:
+        options = [*options, ("grpc.ssl_target_name_override", server_name)]
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, credentials, options=options)
@@ -116,9 +121,10 @@ class ServiceClient(Generic[Stub]):
         patience_s: float,
         credentials: ChannelTls | None = None,
         run: str = "",
+        server_name: str = "",
     ) -> None:
         self._make_stub = stub
-        self._run = run
+        self._run, self._server_name = run, server_name
         self.name = f"{service} at {address}"
         self._address = address
         self._patience_s = patience_s
@@ -132,7 +138,7 @@ class ServiceClient(Generic[Stub]):
 
     def _open(self) -> None:
         self._opened_with = self._credentials.current() if self._credentials is not None else None
-        self._channels.append(open_channel(self._address, self._opened_with, self._run))
+        self._channels.append(open_channel(self._address, self._opened_with, self._run, self._server_name))
         self._stub = self._make_stub(self._channels[-1])
 
     async def __aexit__(self, *error: object) -> None:

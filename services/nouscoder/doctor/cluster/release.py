@@ -1,6 +1,7 @@
 """A release of the chart as one sees it from outside the cluster: why a pod is not ready, logs, connections.
 
-INVARIANT: nothing is changed, and no Secret and no ConfigMap is read. docs/operating.md has the Role that this needs.
+INVARIANT: nothing is changed, and no Secret and no ConfigMap is read, but the certificate of a broker with TLS.
+docs/operating.md has the Role that this needs.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import websocket
@@ -24,11 +27,21 @@ from nouscoder.doctor.cluster.client import REQUEST_LIMIT_S, Cluster, ClusterErr
 from nouscoder.errors import WrongUse, one_line
 
 _INSTANCE, _COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
+_TLS_FILE = "tls/tls.crt"  # in the volume of a pod with TLS
+_TLS_KEYS = ("tls.crt", "tls.key", "ca.crt")
 _LOG_BYTES = 4 * 1024**2
 _STALLED_S = 30.0
 Line = tuple[str, str, str, str]  # time, container, pod, text
 # The node's time of a line has its zone. Other text is the node's own.
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) (.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTls:
+    """What a client of a broker with TLS needs: the name in its certificate, and the files of its Secret."""
+
+    server_name: str
+    files: Mapping[str, bytes]
 
 
 class InstalledRelease(Cluster):
@@ -126,6 +139,26 @@ class InstalledRelease(Cluster):
         except ApiException:
             return ""
         return str(answer.data.decode("utf8", "replace"))
+
+    def broker_tls(self) -> BrokerTls | None:
+        """None for a broker without TLS. Raises ClusterError, also where this account may not read the certificate."""
+        hosts = [_name(one) for one in self._makers() if _label(one, _COMPONENT) == "broker"]
+        sources = [
+            source["secret"]
+            for pod in self._own("pods")
+            if _label(pod, _COMPONENT) == "broker"
+            for volume in pod["spec"].get("volumes") or ()
+            for source in volume.get("projected", {}).get("sources") or ()
+            if _TLS_FILE in [item["path"] for item in source.get("secret", {}).get("items") or ()]
+        ]
+        if not sources or not hosts:
+            return None
+        name = sources[0]["name"]
+        with api_errors(f"get secret {name} in namespace {self._namespace}, which the broker's TLS needs"):
+            data = self._core.read_namespaced_secret(name, self._namespace, _request_timeout=REQUEST_LIMIT_S).data
+        if missing := [key for key in _TLS_KEYS if key not in (data or {})]:
+            raise ClusterError(f"secret {name} in namespace {self._namespace} has no {missing[0]}")
+        return BrokerTls(f"{hosts[0]}.{self._namespace}.svc", {key: b64decode(data[key]) for key in _TLS_KEYS})
 
     def connect(self, container: str, port_name: str) -> Any:
         """A WebSocket that carries a connection to this port of a running container. Raises ClusterError."""
