@@ -81,7 +81,7 @@ def share_of(case: Case, rows: Sequence[Row], row: Row) -> float:
         return 1.0 / count
     if how is Aggregation.SEQUENCE_MEAN:
         return 1.0 / len(rows) / len(row.tokens)
-    return 1.0 / len(rows) / case.objective.divisor_tokens
+    return 1.0 / len(rows) / float(case.objective.divisor_tokens)
 
 
 def weight_of(section: CorrectionSection, row: Row, token: Token) -> float:

@@ -22,6 +22,7 @@ import sys
 import traceback
 from pathlib import Path
 from typing import NoReturn
+from unittest import mock
 
 import torch
 from learner_process import FileBroker  # type: ignore[import-not-found]
@@ -182,7 +183,7 @@ def main(what: str, folder: Path) -> None:
     config = config_of(what, folder)
     if "group" in what:  # the learner takes a size of 1 for no group
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        ranks_module.process_rank = lambda environment: ProcessRank(0, 1, 0, address, port)
+        mock.patch.object(ranks_module, "process_rank", return_value=ProcessRank(0, 1, 0, address, port)).start()
     shared = 2 if "context" in what else 1
     ranks = Ranks.join(config.learner.device, config.learner.rank_patience_s, shared)
     if what.startswith("gradient"):

@@ -12,6 +12,7 @@ from nouscoder.config import Config, load_config
 from nouscoder.domain.plan import Evaluated, best_of
 from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import Unusable
+from nouscoder.objectives.entry_point import EntryPointObjective
 from nouscoder.policy_folder.compose import compose_adapter, compose_policy
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, trained_prompt
 from nouscoder.policy_folder.weights_files import is_adapter
@@ -115,9 +116,13 @@ def _evaluation_lines(config: Config, version: int, evaluations: Sequence[Evalua
 
 def _settings(config: Config) -> dict[str, object]:
     broker, learner, sampling = config.broker, config.learner, config.generation.sampling
+    objective = learner.objective
+    if isinstance(objective, EntryPointObjective):
+        chosen = {"objective": objective.entry_point}
+    else:
+        chosen = {"objective": objective.name, "aggregation": objective.aggregation.value}
     return {
-        "objective": learner.objective.name,
-        "aggregation": learner.objective.aggregation.value,
+        **chosen,
         "learning rate": f"{learner.learning_rate:g}",
         "optimizer steps a batch": learner.steps_per_batch,
         "rollouts a problem": broker.group_size,
