@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.cluster.conftest import CHART, NAME, Release, installed_release, output_of
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(600)]
 
 GROUP = "monitoring.coreos.com"
 KINDS = {"prometheusrules": "PrometheusRule", "servicemonitors": "ServiceMonitor"}
