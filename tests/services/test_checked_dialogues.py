@@ -213,7 +213,7 @@ HOSTILE = {
     "a link to the answer": "os.symlink('answer', 'output')",
     "nobody may read it": "open('output', 'w').write('5 0'); os.chmod('output', 0)",
     "a hole": "f = open('output', 'w'); f.truncate(60 << 20)",
-    "too large": "f = open('output', 'w')\nwhile True: f.write('x' * 65536)",
+    "too large": "f = open('output', 'w')\ntry:\n    while True: f.write('x' * 65536)\nexcept OSError: pass",
 }
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv" / "bin"
 SERVICES = "services/nouscoder"
@@ -193,7 +195,6 @@ def test_the_objective_of_the_recipe_touches_three_files_by_hand(tmp_path: Path)
     assert "| `mine` |" in (copy.root / "docs" / "recipes.md").read_text(encoding="utf8")
 
 
-@pytest.mark.heavy
 def test_all_recipes_together_pass_the_type_checker_and_the_import_contracts(tmp_path: Path) -> None:
     copy = Copy(tmp_path / "tree")
     for recipe in RECIPES:
