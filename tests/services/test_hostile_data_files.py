@@ -317,7 +317,10 @@ def test_a_package_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, i
         ({"problem.yaml": "validator_flags: {a: b}"}, "validator_flags is neither text nor a list"),
         ({"problem.yaml": "a: [\n"}, "problem.yaml: it is not YAML: while parsing"),
         ({"problem.yaml": "a: 2001-99-99\n"}, "problem.yaml: it is not YAML: month must be in"),
-        ({"problem.yaml": f"a: {'[' * 3000}{']' * 3000}\n"}, "problem.yaml: it is not YAML: its values are nested too deeply"),
+        (
+            {"problem.yaml": f"a: {'[' * 3000}{']' * 3000}\n"},
+            "problem.yaml: it is not YAML: its values are nested too deeply",
+        ),
         ({"problem.yaml": "a: " + "x" * 300_000}, "problem.yaml: it is longer than 256 KiB"),
     ],
 )
