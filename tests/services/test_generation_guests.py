@@ -184,10 +184,12 @@ class HeldTokenizer:
         self.begun: list[str] = []
         self.may = threading.Semaphore(0)
 
-    def encode_whole(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         self.begun.append(text)
         assert self.may.acquire(timeout=LIMIT_S)
         return [1, 2]
+
+    encode_whole = encode
 
 
 def encoder_of(tokenizer: Any, capacity: int = 10) -> PromptEncoder:
