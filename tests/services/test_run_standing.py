@@ -75,7 +75,7 @@ async def test_status_and_why_stalled_of_a_finished_run_say_its_result(tmp_path:
 async def test_of_a_run_that_somebody_works_on_or_operates_nothing_is_said(tmp_path: Path) -> None:
     config = begun(tmp_path, batches=2)
     folder, _ = RunFolder.reopen(config.run.folder)
-    with pytest.raises(PeerUnreachable, match="has not answered"):
+    with pytest.raises(PeerUnreachable, match="does not answer"):
         await status_text(config, as_json=False)
     folder.close()
     assert standing_of(config) is not None
