@@ -269,7 +269,7 @@ def unannotated(choice: Any) -> Any:
 
 
 def test_every_key_has_a_description() -> None:
-    assert [path for path, _ in sections(Config)].count("learner.objective") == 8, (
+    assert [path for path, _ in sections(Config)].count("learner.objective") == 9, (
         "every section of a union is looked at"
     )
     silent = [
