@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,8 @@ def environment(copy: Copy) -> None:
     tests.write_text(f"{text}\n\n{test}", encoding="utf8")
 
 
-RECIPES = {
+Recipe = Callable[[Copy], None]
+RECIPES: dict[Recipe, tuple[str, ...]] = {
     objective: ("tests/domain/test_objectives.py", "-k", "mine or registry or edge and dapo"),
     comparator: ("tests/domain/test_comparators.py", "tests/domain/test_wire_pairs.py"),
     language: ("tests/domain/test_verifier_languages.py", "tests/domain/test_prompt_languages.py"),
@@ -177,12 +179,11 @@ def lint(copy: Copy) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: str(recipe.__name__))
-def test_the_recipe_applied_to_a_copy_passes_lint_and_its_tests(recipe: object, tmp_path: Path) -> None:
-    apply, tests = next((apply, tests) for apply, tests in RECIPES.items() if apply is recipe)
+def test_the_recipe_applied_to_a_copy_passes_lint_and_its_tests(recipe: Recipe, tmp_path: Path) -> None:
     copy = Copy(tmp_path / "tree")
-    apply(copy)
+    recipe(copy)
     lint(copy)
-    copy.tests(*tests)
+    copy.tests(*RECIPES[recipe])
 
 
 def test_the_objective_of_the_recipe_touches_three_files_by_hand(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from nouscoder.policy_folder.inspection import VLLM, VLLM_VERSION
 from nouscoder.run import preflight
 from nouscoder.run.held_out import leak_lines
 from nouscoder.run.supervisor import Supervisor
+from nouscoder.run.users_code import users_code_faults
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
 WEIGHTS = struct.pack("<Q", len(HEADER)) + HEADER + b"\0" * 4
@@ -611,6 +612,40 @@ def test_the_demos_pages_are_checked_before_its_folder_is_made(home: Home) -> No
     answer = nouscoder("demo", "--set", "run.pages=hello")
     assert (answer.exit_code, answer.stderr) == (78, "nouscoder: run.pages: 'hello' is not of the form host:port\n")
     assert not list(Path.cwd().iterdir())
+
+
+LOADED = [
+    ('learner.objective={name="entry_point", entry_point="none:Mine"}', "learner.objective.entry_point 'none:Mine'"),
+    ('learner.correction={kind="entry_point", entry_point="json:no"}', "learner.correction.entry_point 'json:no'"),
+    ('broker.reward={rule="callable", entry_point="none:no"}', "broker.reward.entry_point 'none:no'"),
+    (
+        'generation.environment={kind="entry_point", entry_point="json:No"}',
+        "generation.environment.entry_point 'json:No'",
+    ),
+]
+
+
+@pytest.mark.parametrize("command", ["train", "demo"])
+def test_code_of_the_user_that_cannot_be_loaded_is_found_before_the_folder_is_made(home: Home, command: str) -> None:
+    """The demo prepared its model first; then a service ended."""
+    given = [option for override, _ in LOADED for option in ("--set", override)]
+    answer = nouscoder(command, *([home.toml()] if command == "train" else []), *given)
+    assert answer.exit_code == 78, answer.output
+    assert [f"{name} cannot be loaded" in answer.stderr for _, name in LOADED] == [True] * len(LOADED), answer.stderr
+    assert not (home.root / "runs").exists()
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"), [("print('hello')\nasked = print", ""), ("import os; os._exit(3)", "end their process: 3")]
+)
+def test_what_a_module_of_the_user_does_when_it_is_imported_ends_with_its_process(
+    home: Home, module: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.write("mine.py", module)
+    monkeypatch.chdir(home.root)
+    config = load_config(None, ['broker.reward={rule="callable", entry_point="mine:asked"}'])
+    assert [sentence in fault for fault in users_code_faults(config)] == ([True] if sentence else [])
 
 
 @pytest.mark.parametrize("rates", ["nofile", "few.jsonl", "broken.jsonl"])

@@ -24,6 +24,7 @@ from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import address_faults, device_faults, require_training, say_unused_gpu
 from nouscoder.run.resume import continue_finished, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES
+from nouscoder.run.users_code import users_code_faults
 from nouscoder.run.view import View, open_view
 
 PREPARE_LIMIT_S = 900.0
@@ -38,7 +39,8 @@ async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequ
     started_s = time.monotonic()
     require_training()
     config = _config(recipe, seed, name, overrides, resume=resume)
-    if faults := [*device_faults(config), *missing_engine(config), *address_faults(config)]:
+    checks = (device_faults, missing_engine, address_faults, users_code_faults)
+    if faults := [fault for check in checks for fault in check(config)]:
         raise ConfigError("\n".join(faults))
     if recipe != "demo":  # its policy is too small for a GPU
         say_unused_gpu(config)

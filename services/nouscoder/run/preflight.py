@@ -42,6 +42,7 @@ from nouscoder.run.held_out import leak_lines
 from nouscoder.run.languages import grades_here, left_out_sentences, missing_here, with_languages
 from nouscoder.run.sinks.targets import missing_packages
 from nouscoder.run.token_limits import left_out_lines, length_faults, position_faults, prompt_faults
+from nouscoder.run.users_code import users_code_faults
 from nouscoder.sections import PathKind, keys_of
 
 _REDIS_TIMEOUT_S = 5.0
@@ -161,7 +162,7 @@ def _faults_without_a_model(config: Config) -> list[str]:
     faults = list[str]()
     for check in (
         *(_file_faults, _first_checkpoint_faults, _problem_faults, length_faults),
-        *(device_faults, missing_packages, address_faults, _redis_faults),
+        *(device_faults, missing_packages, address_faults, _redis_faults, users_code_faults),
     ):
         faults += check(config)
     if config.run.total_batches and config.step_fault:

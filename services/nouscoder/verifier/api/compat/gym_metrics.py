@@ -1,8 +1,7 @@
 """What NeMo Gym's /aggregate_metrics answers: statistics of the rewards of a whole evaluation.
 
-To read 90,000 responses takes seconds. A thread that works so long shares the interpreter with the event loop and with
-the health port, and delayed both by seconds. So a body above SMALL_BYTES is read by a process, with limits of
-memory and time.
+Reading 90,000 responses takes seconds. A thread that works so long shares the interpreter with the event loop and the
+health port, and delays both. So a process with limits of memory and time reads a body above SMALL_BYTES.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _REFUSED = 3  # the exit code with `field` and `detail` of a fault on stdout
 
 
 def of_any_size(body: bytes) -> bytes:
-    """Like `aggregated`, for the thread of a server."""
+    """Like `aggregated`, but a process reads a body above SMALL_BYTES. Raises NotTests, also beyond its limits."""
     if len(body) <= SMALL_BYTES:
         return aggregated(body)
     command = (sys.executable, "-m", __name__, str(_MEMORY_BYTES + 4 * len(body)))
