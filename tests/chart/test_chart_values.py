@@ -428,7 +428,7 @@ def leaves(node: dict[str, Any], path: str) -> Iterator[str]:
 def settings(node: dict[str, Any], path: str) -> Iterator[str]:
     for name, value in node.items():
         inner = f"{path}.{name}".lstrip(".")
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from settings(value, inner)
         else:
             yield inner

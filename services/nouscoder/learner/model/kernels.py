@@ -1,9 +1,8 @@
 """Kernels of attention that take sequences of several lengths at once.
 
-Attention of packed rows needs kernels that take sequences of several lengths at once (Dao, "FlashAttention-2", arXiv
-2307.08691). A kernel gets query [queries, heads, size], key and value [keys, key heads, size] and the segments of the
-row, and returns [queries, heads, size]. Several heads may share a key head. `window` is the number of keys that a query
-attends to, with its own; None: all.
+Packed rows need them (Dao, "FlashAttention-2", arXiv 2307.08691). A kernel gets query [queries, heads, size], key and
+value [keys, key heads, size] and the segments of the row, and returns [queries, heads, size]. Several heads may share a
+key head. `window` is the number of keys that a query attends to, with its own; None: all.
 
 The heads of an attention are divided among calls of its kernel, so that all processors of a GPU have work. The
 deterministic backward pass of flash-attention 2 (`mha_varlen_bwd`) starts ceil(processors / (sequences * heads)) blocks

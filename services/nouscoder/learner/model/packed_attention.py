@@ -27,7 +27,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 _OURS = "nouscoder_"
@@ -186,6 +186,9 @@ def packed_attention(
         outputs.append(_of_sequences(module, q, k, v, sliding_window, **more).flatten(0, 1))
     row: Tensor = _Unpad.apply(torch.cat(outputs), layout.restore)  # type: ignore[no-untyped-call]
     return row.unsqueeze(0), None
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
 def _of_sequences(

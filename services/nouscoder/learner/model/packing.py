@@ -19,13 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.model.experts import RowExperts
-from nouscoder.learner.model.packed_attention import PACKED_ATTENTION, Layout, RowLayout, packed_attention
-
-AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+from nouscoder.learner.model.packed_attention import Layout, RowLayout
 
 
 @dataclass(frozen=True, slots=True)
