@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from prometheus_client import CollectorRegistry, Metric
 
-from nouscoder.broker.serving import BrokerCollector
+from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.domain.run_status import IN_FLIGHT, Ledger, RunStatus, StreamStatus
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.learner.metrics.prometheus import LearnerMetrics

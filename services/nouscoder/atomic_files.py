@@ -213,9 +213,6 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-# A lock that allows one process at a time to work in a folder.
-
-
 class FolderInUse(NousCoderError):
     """Another process works in the folder. The message names the folder."""
 

@@ -64,9 +64,6 @@ def first_error(error: BaseException) -> BaseException:
     return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-# The known name that is nearest to an unknown one.
-
-
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """The question `: did you mean X?` with the known name X nearest to `wrong`; empty when none is near."""
     found = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.7)
@@ -107,8 +104,6 @@ def why_unreadable(error: Exception) -> str:
         return "its values are nested too deeply"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
-
-# Secrets in texts that people and other programs read: logs, messages, pages.
 
 _IN_URL = re.compile(r"(?<=://)([^\s/@:\"'\\]*):[^\s/\"'\\]*@")  # scheme://USER:PASSWORD@host
 _IN_QUERY = re.compile(

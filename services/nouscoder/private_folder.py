@@ -99,9 +99,6 @@ def _others_could_write(found: os.stat_result) -> bool:
     return bool(found.st_mode & (stat.S_IWOTH if of_the_user_alone else stat.S_IWOTH | stat.S_IWGRP))
 
 
-# The cache of this user, beside those of other programs.
-
-
 def user_cache(name: str) -> Path:
     """The folder for `name` in the user's cache, whether or not it exists."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nouscoder" / name
@@ -114,9 +111,6 @@ def writable_cache(name: str) -> Path:
         if os.access(next(place for place in (cache, *cache.parents) if place.exists()), os.W_OK):
             return cache
     return temporary_folder(f"nouscoder-{name}")
-
-
-# Folders for unix sockets.
 
 
 def sockets_of(folder: Path) -> Path:

@@ -16,7 +16,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from tests.chart.conftest import merged
 
-from nouscoder.broker.serving import BrokerCollector
+from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.domain.run_status import Ledger, RunStatus, StreamStatus
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.verifier.observe.metrics import VerifierMetrics

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from nouscoder.bench.chaos import ChaosResult, Trained, as_text, bench_chaos, read_trained
-from nouscoder.bench.chaos_run import KINDS_AND_TARGETS, REDIS, FaultKind, PlannedFault, Strike, cause
+from nouscoder.bench.chaos_plan import KINDS_AND_TARGETS, REDIS, FaultKind, PlannedFault, Strike
+from nouscoder.bench.chaos_run import cause
 from nouscoder.domain.batch import RecordedBatch, RecordedRollout
 from nouscoder.learner.model.synthetic import random_batch
 from nouscoder.learner.state.saved_batches import SavedBatches

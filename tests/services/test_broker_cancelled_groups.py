@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.serving import BrokerCollector
+from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.domain.lease import LeasedTask, LeaseLoss, RecordedGrading
 from nouscoder.domain.verdict import VerdictKind
 

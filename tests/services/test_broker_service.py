@@ -21,8 +21,9 @@ from prometheus_client.exposition import generate_latest
 
 from nouscoder.broker import errors
 from nouscoder.broker.core import Broker
+from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.service import STATUS_CODES
-from nouscoder.broker.serving import BrokerCollector, serve_broker
+from nouscoder.broker.serving import serve_broker
 from nouscoder.broker.streams import read_oldest_s
 from nouscoder.domain.lease import Lease, LeaseLoss, WorkReport
 from nouscoder.domain.verdict import VerdictKind

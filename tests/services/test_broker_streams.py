@@ -11,8 +11,8 @@ import pytest
 from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
-from nouscoder.broker.serving import keep_sweeping
 from nouscoder.broker.streams import LeaseRef, Stream, parse_lease
+from nouscoder.broker.sweeper import keep_sweeping
 from nouscoder.domain.lease import LeasedTask, LeaseLoss
 from nouscoder.domain.verdict import VerdictKind
 

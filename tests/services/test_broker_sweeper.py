@@ -16,7 +16,7 @@ from tests.services.test_broker_restart import ended, free_address, start_broker
 from nouscoder.broker import store as store_module
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable
-from nouscoder.broker.serving import Sweeper
+from nouscoder.broker.sweeper import Sweeper
 from nouscoder.data.problems import save_problems
 from nouscoder.rpc.broker_client import BrokerClient
 

@@ -7,15 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.bench.chaos_run import (
-    CLOCK_BACK,
-    DECK_S,
-    KINDS_AND_TARGETS,
-    REDIS,
-    FaultKind,
-    count_by_name,
-    plan_of,
-)
+from nouscoder.bench.chaos_plan import CLOCK_BACK, DECK_S, KINDS_AND_TARGETS, REDIS, FaultKind, count_by_name, plan_of
 
 seeds = st.integers(0, 2**32)
 

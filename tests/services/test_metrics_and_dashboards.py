@@ -21,7 +21,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from tests.certificates import make_certificate
 
-from nouscoder.broker.serving import BrokerCollector
+from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.domain.conversation import CallEnd
 from nouscoder.domain.run_status import IN_FLIGHT, Ledger, RolloutState, RunStatus, StreamStatus
 from nouscoder.domain.verdict import Verdict, VerdictKind

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nouscoder.atomic_files import FolderInUse, lock_file
 from nouscoder.broker.core import Broker
-from nouscoder.broker.serving import keep_sweeping
+from nouscoder.broker.sweeper import keep_sweeping
 from nouscoder.cli.app import app
 from nouscoder.config import Config
 from nouscoder.domain.learner_state import TrainedGroups, TrainedState

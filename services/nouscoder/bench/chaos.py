@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from nouscoder.bench.chaos_run import ChaosRun, Strike, cause, chaos_run, count_by_name, plan_of
+from nouscoder.bench.chaos_plan import Strike, count_by_name, plan_of
+from nouscoder.bench.chaos_run import ChaosRun, cause, chaos_run
 from nouscoder.bench.measuring import BenchError
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.learner.state.saved_batches import SavedBatches

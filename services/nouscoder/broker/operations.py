@@ -154,8 +154,6 @@ async def read_status(store: Store, rules: RunRules, run: str) -> RunStatus:
     )
 
 
-# The snapshot that domain/stall.py judges, read in one script.
-
 _ENTRIES_LOOKED_AT = 1000
 
 

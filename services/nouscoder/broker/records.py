@@ -135,8 +135,6 @@ def _chunks(ranges: Sequence[ByteRange]) -> Iterator[list[tuple[int, ByteRange]]
         yield chunk
 
 
-# The tokens of rollouts that are being sampled.
-
 _ROLLOUT_ID = re.compile(r"g\d+-\d+")
 # A piece has an id for each token, and a log-probability for each sampled one.
 _MIN_TOKEN_BYTES = 4

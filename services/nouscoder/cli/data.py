@@ -18,8 +18,6 @@ from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics
 from nouscoder.errors import Unusable
 from nouscoder.rpc.addresses import require_url
 
-# The output of `nouscoder data stats`.
-
 _HEAD = ("problem", "groups", "filtered", "sampled", "accepted", "pass rate", "in a row", "last groups")
 
 
@@ -84,8 +82,6 @@ def _table(records: Sequence[ProblemStatistics]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
-
-# The commands.
 
 # The commands.
 

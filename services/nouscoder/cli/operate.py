@@ -20,8 +20,6 @@ from nouscoder.errors import NousCoderError, Unusable, WrongUse
 if TYPE_CHECKING:
     from nouscoder.rpc.broker_client import BrokerClient
 
-# What the commands do at the broker, and their output. Each raises PeerError: PeerRefused when the broker refuses it.
-
 _LOOK_EVERY_S = 1.0
 
 
@@ -152,8 +150,6 @@ def _cause(letter: DeadLetter) -> str:
         return f"{letter.reason.value} ({letter.regrades} gradings{held}): {letter.detail}"
     return f"{letter.reason.value} ({letter.deliveries} deliveries on {letter.stream}{held})"
 
-
-# The commands.
 
 letters_app = typer.Typer(
     cls=ListByDefault, help="Rollouts that were given up: what they were, and why. Without a subcommand: `list`."

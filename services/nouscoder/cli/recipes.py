@@ -102,9 +102,6 @@ def _described(config: Config) -> dict[str, Any]:
     }
 
 
-# The output of `nouscoder plan show`.
-
-
 def plan_text(config: Config, *, as_json: bool) -> str:
     """The stages of the configuration, one paragraph each, or as JSON."""
     from nouscoder.run.plan import plan_record
@@ -181,8 +178,6 @@ def _flat(config: Config, without: Sequence[str] = ("plan",)) -> Iterator[tuple[
 
     return walk(config.model_dump(mode="json", by_alias=True, exclude={*without}), "")
 
-
-# The commands.
 
 plan_app = typer.Typer(no_args_is_help=True, help="The stages of a training.")
 

@@ -16,8 +16,6 @@ from nouscoder.config import load_config
 if TYPE_CHECKING:
     from nouscoder.run.runs import FoundRun
 
-# The output of `nouscoder runs`.
-
 
 def _line(run: FoundRun) -> str:
     parts = []
@@ -31,8 +29,6 @@ def _line(run: FoundRun) -> str:
         parts.append("the folder and Redis hold different runs of this name")
     return f"{run.name}: {'; '.join(parts)}"
 
-
-# The commands.
 
 runs_app = typer.Typer(no_args_is_help=True, help="The runs in the run folders and in Redis.")
 

@@ -138,8 +138,6 @@ async def why_stalled_text(config: Config, *, as_json: bool) -> str:
     return "\n".join([found, *standing_warnings(config)])
 
 
-# The commands.
-
 BrokerOption = Annotated[
     str, typer.Option("--broker", help="address of the broker, host:port; default: the configuration's")
 ]

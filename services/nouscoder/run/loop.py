@@ -17,7 +17,7 @@ The services do the work. Each runs its own loop, and they communicate only with
       consumes  requests of the three workers
       produces  leases, and one atomic change of Redis for each request
       waits     for work to lease, for at most the caller's wait_s
-      unblocked by a submission or a commit (broker/wakeups.py); broker/serving.py takes back expired leases
+      unblocked by a submission or a commit (broker/wakeups.py); broker/sweeper.py takes back expired leases
     RolloutWorker.run, _pull, _submit                                            generation/worker.py
       consumes  tasks (lease_tasks) and policies (watch_policy)
       produces  rollouts (submit_rollouts), sampled by the engine token by token

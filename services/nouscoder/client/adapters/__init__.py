@@ -15,8 +15,6 @@ from typing import Any
 from nouscoder.client.errors import BadRequest, GradingFailed, Unreachable
 from nouscoder.client.records import GradeAnswer
 
-# What the adapters share: the text of a completion, and the reward of a result.
-
 log = logging.getLogger(__name__)
 
 _NOT_FOUND, _INVALID = frozenset({404, 405}), 422
