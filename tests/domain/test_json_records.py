@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nouscoder.data import bounded_files
-from nouscoder.data.bounded_files import UnreadableFile, read_records
+from nouscoder.data import json_records
+from nouscoder.data.json_records import UnreadableFile, read_records
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text('ab[]{},\\"\n\u00e9\U0001f600'),
@@ -25,7 +25,7 @@ VALUES = st.recursive(
 def test_an_array_is_read_item_by_item(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[object], piece: int, indent: int | None
 ) -> None:
-    monkeypatch.setattr(bounded_files, "_PIECE", piece)
+    monkeypatch.setattr(json_records, "_PIECE", piece)
     file = tmp_path / "array.json"
     file.write_text(json.dumps(values, indent=indent), encoding="utf8")
     found = list(read_records(file))

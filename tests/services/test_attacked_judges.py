@@ -13,15 +13,8 @@ import pytest
 import pytest_asyncio
 from tests.isolated_graders import grader_on, isolated
 
-from nouscoder.data.importers.training_sets import read_reasoning
-from nouscoder.domain.submission import (
-    CheckerTests,
-    InteractiveTests,
-    JudgeProgram,
-    Limits,
-    StdinCase,
-    Submission,
-)
+from nouscoder.data.importers.mathematics import read_reasoning
+from nouscoder.domain.submission import CheckerTests, InteractiveTests, JudgeProgram, Limits, StdinCase, Submission
 from nouscoder.verifier.grading.grader import Grader
 
 pytestmark = [

@@ -10,10 +10,10 @@ import pytest
 
 from nouscoder.broker.redis_address import configured_url
 from nouscoder.config import load_config
-from nouscoder.data.bounded_files import read_records
 from nouscoder.data.filters.run import read_recipe
 from nouscoder.data.importers.options import prompt_named
 from nouscoder.data.importers.rows import file_rows
+from nouscoder.data.json_records import read_records
 from nouscoder.data.pass_rates import read_pass_rates
 from nouscoder.data.problems import read_bodies
 from nouscoder.grade_files.answers import read_entries

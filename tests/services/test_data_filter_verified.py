@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from nouscoder.data.bounded_files import BadRecord
 from nouscoder.data.filters.run import Selection, read_recipe, select
 from nouscoder.data.filters.step import CannotFilter
+from nouscoder.data.json_records import BadRecord
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.errors import Unusable
 from nouscoder.grade_files.answers import GradingTarget

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
-from nouscoder.data.importers import contests, run
-from nouscoder.data.importers.contests import UnsafePickle, text_of_pickle
+from nouscoder.data.importers import livecodebench, run
 from nouscoder.data.importers.formats import FORMATS
+from nouscoder.data.importers.livecodebench import UnsafePickle, text_of_pickle
 from nouscoder.data.importers.run import CannotImport, ImportSummary, import_files, rejections_of
 from nouscoder.data.problem_index import open_index
 from nouscoder.data.problem_parquet import load_problems, read_parquet, read_problem_file
@@ -576,7 +576,7 @@ def test_whatever_the_bytes_of_a_pickle_are_it_is_a_text_or_a_fault(
 
 
 def test_private_tests_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contests, "MAX_UNPACKED_BYTES", 1000)
+    monkeypatch.setattr(livecodebench, "MAX_UNPACKED_BYTES", 1000)
     rows = [lcb("stdin", SUM_ROWS, packed("x" * 2000)), lcb("stdin", SUM_ROWS, "[]", question_id="fine")]
     summary = import_files("livecodebench", [jsonl(tmp_path / "data.jsonl", *rows)], tmp_path / "out.parquet")
     assert summary.rejected == {"too_large": 1}

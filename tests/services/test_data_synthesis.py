@@ -14,18 +14,12 @@ from tests.openai_mock import MockServer, completion, serving
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.data import synthesis
 from nouscoder.data.asking import NotAnswered
+from nouscoder.data.kept_tests import kept_tests
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import Reference
-from nouscoder.data.synthesis import (
-    CannotSynthesize,
-    NoProblem,
-    SeedRejection,
-    WrittenProblem,
-    kept_tests,
-    written_problem,
-)
+from nouscoder.data.synthesis import CannotSynthesize
+from nouscoder.data.written_problem import NoProblem, SeedRejection, WrittenProblem, written_problem
 from nouscoder.domain.submission import CallCase, CallTests
 
 RIGHT = "def add(a, b=0):\n    return a + b\n"
@@ -170,7 +164,7 @@ def test_tests_that_a_solver_passes_are_kept_and_a_second_run_asks_nothing(
     assert {line["seed_id"]: line["detail"] for line in lines}["wrong"] == "the best of 2 programs passes 2 of 8 tests"
     # Answers and results are in the evidence: the same output is made without a server and without a verifier.
     out.unlink()
-    monkeypatch.setattr(synthesis, "_grade_all", None)
+    monkeypatch.setattr("nouscoder.data.kept_tests._grade_all", None)
     assert run(tmp_path, "http://127.0.0.1:9/v1") == first
     assert list(read_parquet(out)) == problems
 

@@ -20,7 +20,7 @@ import pytest
 from nouscoder.client import AsyncClient, Client, GradingFailed, Patience, Unreachable
 from nouscoder.client.retries import Attempts
 from nouscoder.config import Config, load_config
-from nouscoder.data.bounded_files import UnreadableFile
+from nouscoder.data.json_records import UnreadableFile
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem

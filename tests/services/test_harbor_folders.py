@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
-from nouscoder.data.bounded_files import packages_at
 from nouscoder.data.harbor import grade
 from nouscoder.data.importers import harbor
 from nouscoder.data.importers.fields import Rejected
 from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.importers.run import rejections_of
+from nouscoder.data.packages import packages_at
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem

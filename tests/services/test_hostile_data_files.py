@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 import zstandard
 
-from nouscoder.data import bounded_files
-from nouscoder.data.bounded_files import FileRefused, UnreadableFile, packages_at, read_records, yaml_mapping
+from nouscoder.data import bounded_files, json_records, packages
+from nouscoder.data.bounded_files import FileRefused
 from nouscoder.data.importers import rows
 from nouscoder.data.importers.fields import Rejected, decoded, parsed_python
 from nouscoder.data.importers.run import CannotImport, import_files
+from nouscoder.data.json_records import UnreadableFile, read_records
+from nouscoder.data.packages import packages_at
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.problems import ProblemFileError, read_bodies
+from nouscoder.data.yaml_text import yaml_mapping
 from nouscoder.errors import Unusable
 
 MIB = 1024**2
@@ -103,8 +106,8 @@ def test_a_file_that_breaks_after_good_rows_leaves_nothing(tmp_path: Path) -> No
 
 def test_a_record_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists take 25 times as much memory as their text."""
-    monkeypatch.setattr(bounded_files, "_LIGHT_BYTES", 1000)
-    monkeypatch.setattr(bounded_files, "_MAX_WEIGHT", 1000)
+    monkeypatch.setattr(json_records, "_LIGHT_BYTES", 1000)
+    monkeypatch.setattr(json_records, "_MAX_WEIGHT", 1000)
     lines, array, text = tmp_path / "rows.jsonl", tmp_path / "rows.json", f"[{'[],' * 2000}[]]"
     lines.write_text(json.dumps({"problem": "?", "answer": "1"}) + '\n{"answer": ' + text + "}\n")
     array.write_text("[" + f"[{'[],' * MIB}[]]" + "]")
@@ -284,14 +287,14 @@ def test_nothing_of_an_archive_is_unpacked(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_a_package_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_zip: bool) -> None:
-    monkeypatch.setattr(bounded_files, "MAX_PACKAGE_BYTES", MIB)
+    monkeypatch.setattr(packages, "MAX_PACKAGE_BYTES", MIB)
     files = {"data/secret/2.in": "x" * 16 * MIB, "data/secret/2.ans": ""}
     source = tmp_path / "p.zip" if is_zip else package(tmp_path / "p", **files)
     if is_zip:
         zipped(source, **files)
     with measured(8 * MIB):
         assert "the files are larger than 1 MiB" in refusal(tmp_path, source)
-    monkeypatch.setattr(bounded_files, "MAX_PACKAGE_FILES", 4)
+    monkeypatch.setattr(packages, "MAX_PACKAGE_FILES", 4)
     for _, found in packages_at(source, "problem.yaml"):
         with pytest.raises(FileRefused, match="more than 4 files"):
             found.names  # noqa: B018

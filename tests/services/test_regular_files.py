@@ -22,8 +22,9 @@ from tests.command_line import nouscoder
 from tests.services.test_wrong_inputs import make_home, make_model
 
 from nouscoder.cli.app import app
-from nouscoder.data.bounded_files import opened, packages_at
+from nouscoder.data.bounded_files import opened
 from nouscoder.data.importers.formats import read_referenced
+from nouscoder.data.packages import packages_at
 from nouscoder.errors import Unusable
 from nouscoder.input_file import NoRegularFile, regular
 

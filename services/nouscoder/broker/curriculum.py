@@ -35,7 +35,7 @@ from nouscoder.config.broker import (
     PrioritiesCurriculum,
     SubsetCurriculum,
 )
-from nouscoder.data.bounded_files import checked_records
+from nouscoder.data.json_records import checked_records
 from nouscoder.data.pass_rates import read_pass_rates
 from nouscoder.domain.curriculum import CurriculumState, ProblemStatistics, potential
 from nouscoder.errors import Unusable

@@ -21,7 +21,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from nouscoder.data.bounded_files import BadRecord, FileRefused, UnreadableFile, bounded_json, checked, checked_records
+from nouscoder.data.bounded_files import FileRefused
+from nouscoder.data.json_records import BadRecord, UnreadableFile, bounded_json, checked, checked_records
 from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.formats.body import Body
 from nouscoder.input_file import regular

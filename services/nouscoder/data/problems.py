@@ -17,7 +17,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
 from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
-from nouscoder.data.bounded_files import FileRefused, bounded_json, bounded_lines, created, opened
+from nouscoder.data.bounded_files import FileRefused, bounded_lines, created, opened
+from nouscoder.data.json_records import bounded_json
 from nouscoder.domain.problem import Problem, language_fault
 from nouscoder.domain.prompt import PROMPT
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, language_name

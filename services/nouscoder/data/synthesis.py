@@ -16,226 +16,32 @@ of an internal_error, and what is in the log is not graded again.
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from nouscoder.atomic_files import lock_file, naming_storage_faults, write_whole
-from nouscoder.client import GradingFailed
-from nouscoder.data.asking import ChatQuestion, NotAnswered, ServedModel, ask_all, fill, open_answers
-from nouscoder.data.bounded_files import checked_records
-from nouscoder.data.importers.fields import Rejected
-from nouscoder.data.importers.functions import call_case
+from nouscoder.data.asking import ChatQuestion, ServedModel, ask_all, open_answers
+from nouscoder.data.json_records import checked_records
+from nouscoder.data.kept_tests import grade_programs, kept_tests, result_key, submission_of
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import join, require_new, row_of, store_beside, write_rows
 from nouscoder.data.problems import Reference, ReferencedProblem
+from nouscoder.data.written_problem import REQUEST, SOLVE, NoProblem, WrittenProblem, written_problem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import CallCase, CallTests, Prelude, Submission
-from nouscoder.domain.verdict import VerdictKind
+from nouscoder.domain.submission import Prelude
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body
-from nouscoder.grade_files.answers import BadEntry, Entry, GradingTarget, answers_of
-from nouscoder.progress_bar import progress_bar
-from nouscoder.record_log import RecordLog, key_of
+from nouscoder.grade_files.answers import GradingTarget
+from nouscoder.record_log import RecordLog
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
-from nouscoder.verifier.api.schema import request_of
 from nouscoder.verifier.grading.extract import extract_code
-
-# What a model is asked, and what is read from its answer.
-
-_MOST_ASSERTS = 100  # more are not read
-_QUESTION = re.compile(r"<question>(.*?)</question>", re.DOTALL)
-_TESTS = re.compile(r"<tests>(.*?)</tests>", re.DOTALL)
-_REQUEST = """Below is a piece of text about programming. Write a new coding question of your own from its idea, and \
-tests for it.
-
-The question describes one Python function completely, as a LeetCode question does: its name, its arguments and their \
-types, what it returns, and every special case. It must be answerable without the text below, deterministic, and need \
-no files, network or third-party libraries. Then write {num_tests} tests. Each is one line of the form \
-`assert name(arguments) == value` with literal arguments and a literal value, and they cover ordinary, large and \
-special cases.
-
-Answer in exactly this form:
-<question>
-the question
-</question>
-<tests>
-one assert on each line
-</tests>
-
-The text:
-{seed}"""
-_SOLVE = """{prompt}
-
-Think about it, then give the whole program in one ```python block. It defines the function and prints nothing."""
-
-
-class SeedRejection(StrEnum):
-    """Why a seed becomes no problem."""
-
-    NO_QUESTION = "no question"
-    FEW_TESTS_WRITTEN = "too few tests written"
-    NO_PROGRAM = "no program"
-    FEW_TESTS_PASS = "too few tests pass"
-
-
-class NoProblem(Exception):
-    """A seed becomes no problem. The text says why in detail."""
-
-    def __init__(self, reason: SeedRejection, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenProblem:
-    """What a model wrote. `num_written` counts its asserts, also those of other forms."""
-
-    prompt: str
-    entry_point: str
-    cases: tuple[CallCase, ...]
-    num_written: int
-
-
-def written_problem(answer: str, at_least: int) -> WrittenProblem:
-    """The problem in a writer's answer. Raises NoProblem, also when it has fewer than `at_least` tests."""
-    questions, tests = _QUESTION.findall(answer), _TESTS.findall(answer)
-    if not questions or not tests or not questions[-1].strip():
-        raise NoProblem(SeedRejection.NO_QUESTION, "the answer has no <question> with <tests>")
-    asserts = list(_asserts(tests[-1]))[:_MOST_ASSERTS]
-    names = Counter(name for name in map(_function_of, asserts) if name)
-    entry_point = names.most_common(1)[0][0] if names else ""
-    cases = list[CallCase]()
-    for statement in asserts:
-        with suppress(Rejected, RecursionError, MemoryError):
-            cases.append(call_case(statement, entry_point))
-    if len(cases) < at_least:
-        detail = f"{len(cases)} of {len(asserts)} asserts can be read"
-        raise NoProblem(SeedRejection.FEW_TESTS_WRITTEN, detail)
-    prompt = f"{questions[-1].strip()}\n\nWrite the Python function `{entry_point}`."
-    return WrittenProblem(prompt, entry_point, tuple(cases), len(asserts))
-
-
-def _asserts(text: str) -> Iterator[ast.Assert]:
-    """The asserts in a text; when it is no Python as a whole, those of its lines that are."""
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("```")]
-    whole = _parsed("\n".join(lines))
-    for statement in whole if whole is not None else (one for line in lines for one in _parsed(line.strip()) or ()):
-        if isinstance(statement, ast.Assert):
-            yield statement
-
-
-def _parsed(text: str) -> list[ast.stmt] | None:
-    try:
-        return ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _function_of(statement: ast.Assert) -> str:
-    """The function that an assert calls; empty for an assert of another form."""
-    match statement.test:
-        case ast.Compare(left=ast.Call(func=ast.Name(id=name))):
-            return name
-        case _:
-            return ""
-
-
-# Which tests are kept.
-
-
-# Which tests are kept.
-
-
-@dataclass(frozen=True, slots=True)
-class KeptTests:
-    """The tests that are kept, and the place of the program that passes them all: the problem's reference."""
-
-    tests: CallTests
-    program: int
-
-
-def submission_of(problem: WrittenProblem, code: str) -> Submission:
-    """A solver's program with all tests that were written, each of which is run."""
-    tests = CallTests(problem.entry_point, problem.cases)
-    return Submission(tests=tests, code=code, stop_on_first_failure=False, reveal=False, prelude=Prelude.LCB)
-
-
-def kept_tests(problem: WrittenProblem, passed: Sequence[Set[int]], at_least: int) -> KeptTests:
-    """The tests that the best program passes. `passed`: for each program the places of the tests that it passes.
-
-    The best program passes most tests; the first of equal ones counts. So all kept tests agree with one program, and
-    two tests with the same arguments are one. Raises NoProblem when fewer than `at_least` are kept.
-    """
-    if not passed:
-        raise NoProblem(SeedRejection.NO_PROGRAM, "no answer of the solver has a program")
-    distinct = [_distinct(problem.cases, own) for own in passed]
-    best = max(range(len(distinct)), key=lambda at: len(distinct[at]))
-    if len(distinct[best]) < at_least:
-        detail = f"the best of {len(passed)} programs passes {len(distinct[best])} of {len(problem.cases)} tests"
-        raise NoProblem(SeedRejection.FEW_TESTS_PASS, detail)
-    return KeptTests(CallTests(problem.entry_point, tuple(distinct[best])), best)
-
-
-def _distinct(cases: Sequence[CallCase], places: Set[int]) -> list[CallCase]:
-    """The cases at these places, one for each list of arguments."""
-    found: dict[str, CallCase] = {}
-    for place in sorted(places):
-        case = asdict(cases[place])
-        found.setdefault(json.dumps([case["args"], case["kwargs"]]), cases[place])
-    return list(found.values())
-
-
-def result_key(submission: Submission) -> str:
-    """The key of a program's result: a digest of its code, the tests and the rules."""
-    return key_of(request_of(submission))
-
-
-def grade_programs(submissions: Sequence[Submission], verifier: GradingTarget, results: RecordLog) -> None:
-    """Grade the programs without a result, which is the tests that each passes. Raises NotAnswered."""
-    missing = {result_key(one): one for one in submissions if result_key(one) not in results}
-    if missing:
-        failures = asyncio.run(_grade_all(missing, verifier, results))
-        if failures:
-            raise NotAnswered(
-                f"{len(failures)} programs got no verdict ({failures[0]:.200}); the other results are kept: start again"
-            )
-
-
-async def _grade_all(missing: dict[str, Submission], verifier: GradingTarget, results: RecordLog) -> list[str]:
-    failures: list[str] = []
-
-    async def result(submission: Submission) -> dict[str, Any] | None:
-        """The record of a program's result; None after a failure. A program that cannot be graded passes no test."""
-        try:
-            verdict = await answer(Entry(0, "", request=request_of(submission)))
-        except (BadEntry, GradingFailed) as error:
-            if isinstance(error, BadEntry) or error.status == 422:
-                return {"verdict": f"refused: {error}", "passed": []}
-            failures.append(str(error))
-            return None
-        if verdict["verdict"] == VerdictKind.INTERNAL_ERROR.value:
-            failures.append(f"internal_error: {verdict['detail']}")
-            return None
-        accepted = VerdictKind.ACCEPTED.value
-        passed = [test["index"] for test in verdict["tests"] if test["outcome"] == accepted]
-        return {"verdict": verdict["verdict"], "passed": passed}
-
-    async with answers_of(verifier, None) as (answer, at_once):
-        with progress_bar("running programs", len(missing)) as advance:
-            await fill(results, missing.items(), at_once, result, advance)
-    return failures
 
 
 class CannotSynthesize(Unusable):
@@ -340,9 +146,7 @@ class _Synthesis:
         """The problems that the writer wrote, by seed."""
         settings = self._settings
         asked = {
-            seed_id: self._question(
-                settings.writer, _REQUEST.format(seed=text.strip(), num_tests=settings.num_tests), 1
-            )
+            seed_id: self._question(settings.writer, REQUEST.format(seed=text.strip(), num_tests=settings.num_tests), 1)
             for seed_id, text in self._seeds.items()
         }
         ask_all([*asked.values()], answers, settings.at_once, "writing problems")
@@ -359,7 +163,7 @@ class _Synthesis:
         settings = self._settings
         asked = {
             seed_id: [
-                self._question(settings.solver, _SOLVE.format(prompt=problem.prompt), at + 1)
+                self._question(settings.solver, SOLVE.format(prompt=problem.prompt), at + 1)
                 for at in range(settings.solutions)
             ]
             for seed_id, problem in problems.items()

@@ -25,8 +25,8 @@ from typing import Any
 
 from nouscoder.client import AsyncClient, BadRequest, Unreachable
 from nouscoder.config import VerifierSection
-from nouscoder.data.bounded_files import SourceRow, read_records
 from nouscoder.data.check import library_fault
+from nouscoder.data.json_records import SourceRow, read_records
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.prompt import PYTHON
 from nouscoder.domain.reasoning import begun_by, opened_by

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from nouscoder.data.bounded_files import checked_records
+from nouscoder.data.json_records import checked_records
 from nouscoder.domain.estimates import best_of_n, correlation, pass_at_k
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.samples import ScoredProblem, scored_problems

@@ -15,7 +15,7 @@ from random import Random
 from pydantic import Field
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.data.bounded_files import checked_records
+from nouscoder.data.json_records import checked_records
 from nouscoder.domain.signal import SCORE_DIGITS
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.samples import ScoredProblem

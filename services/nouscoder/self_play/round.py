@@ -37,9 +37,9 @@ from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
 from nouscoder.data.asking import fill
 from nouscoder.data.filters.duplicates import NearIndex, prompts_of
+from nouscoder.data.kept_tests import result_key
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.data.problems import save_problems
-from nouscoder.data.synthesis import result_key
 from nouscoder.domain.curriculum import task_seed
 from nouscoder.domain.problem import GradingRules, Problem
 from nouscoder.domain.rollout import Rollout, Sampling, Task

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
-from nouscoder.data.bounded_files import SourceRow, created
+from nouscoder.data.bounded_files import created
 from nouscoder.data.importers.fields import Reason, Rejected, Row, optional_text, text
 from nouscoder.data.importers.judged_sets import codeforces_statement
 from nouscoder.data.importers.rows import HubRows, file_rows
 from nouscoder.data.importers.run import Source, source_named
+from nouscoder.data.json_records import SourceRow
 from nouscoder.errors import Unusable, did_you_mean
 
 # What the text of a question is, by the name in the column `dataset`.

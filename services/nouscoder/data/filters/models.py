@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
 from nouscoder.data.asking import ChatQuestion, Question, ServedModel, ask_all, open_answers
-from nouscoder.data.bounded_files import checked_records
 from nouscoder.data.filters.duplicates import evaluation_prompts
 from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Step, StepOutcome
-from nouscoder.data.importers.training_sets import last_box
+from nouscoder.data.importers.mathematics import last_box
+from nouscoder.data.json_records import checked_records
 from nouscoder.formats.body import Body
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.verifier.grading.extract import extract_code

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from nouscoder.client import AsyncClient, GradingFailed
 from nouscoder.data.asking import fill
-from nouscoder.data.bounded_files import checked_records
 from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Step, StepOutcome
+from nouscoder.data.json_records import checked_records
 from nouscoder.data.problems import Reference
 from nouscoder.domain.submission import Submission, Tests
 from nouscoder.domain.verdict import VerdictKind

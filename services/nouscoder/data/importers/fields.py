@@ -13,7 +13,8 @@ from datetime import date
 from enum import StrEnum
 from typing import Any
 
-from nouscoder.data.bounded_files import FileRefused, bounded_json
+from nouscoder.data.bounded_files import FileRefused
+from nouscoder.data.json_records import bounded_json
 from nouscoder.data.problems import Reference, fit_in_a_task
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (

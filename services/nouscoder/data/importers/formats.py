@@ -15,16 +15,17 @@ from importlib import import_module
 from pathlib import Path
 
 from nouscoder.data import importers
-from nouscoder.data.bounded_files import STDIN, UnreadableFile
+from nouscoder.data.bounded_files import STDIN
 from nouscoder.data.importers.fields import Rejected
 from nouscoder.data.importers.rows import Format, file_rows
+from nouscoder.data.json_records import UnreadableFile
 from nouscoder.data.problem_parquet import is_parquet, read_problem_file
 from nouscoder.data.problems import FileFault, ProblemFileError, ReferencedProblem
 from nouscoder.entry_points import PATTERN, load_entry_point
 from nouscoder.errors import Unusable, did_you_mean
 from nouscoder.input_file import regular
 
-_NO_IMPORTERS = ("fields", "formats", "options", "rows", "run")
+_NO_IMPORTERS = ("checkers", "fields", "formats", "options", "rows", "run")
 
 
 FORMATS: dict[str, Format] = {}

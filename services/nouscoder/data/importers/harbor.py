@@ -29,9 +29,11 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from nouscoder.config import load_config
-from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow
+from nouscoder.data.bounded_files import FileRefused
 from nouscoder.data.importers.fields import Reason, Rejected, Row
 from nouscoder.data.importers.rows import Format, package_rows
+from nouscoder.data.json_records import SourceRow
+from nouscoder.data.packages import PackageFiles
 from nouscoder.data.problems import ProblemBody, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CheckerTests, JudgeProgram, Limits, StdinCase
@@ -50,8 +52,6 @@ _TEMPLATE = """{prompt}
 Answer with one bash script that does this, in a block that begins with {block}. It runs in the folder WORKDIR. There is
 no network.
 """
-
-# What a folder says. Each function raises Rejected for what a sandbox here has not.
 
 
 class _Image(NamedTuple):
@@ -159,9 +159,6 @@ def _packed(files: PackageFiles, name: str) -> str:
     return base64.b64encode(files.data(name)).decode()
 
 
-# The problem.
-
-
 def _read(name: str, files: PackageFiles) -> ReferencedProblem:
     config = _config(files)
     if "nouscoder" in _table(config, "metadata"):
@@ -254,9 +251,6 @@ def _native(files: PackageFiles, version: Any) -> ReferencedProblem:
         raise Rejected(Reason.MALFORMED, f"{NATIVE}: {error.errors()[0]['msg']}") from None
     found = (Reference(files.text(name)) for name in ("solution/solution.py",) if name in files)
     return ReferencedProblem(body.record(), tuple(found), body.metadata, names_languages=True)
-
-
-# The proof.
 
 
 def packages(path: Path, skip: int) -> Iterator[SourceRow]:

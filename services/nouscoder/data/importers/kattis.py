@@ -18,10 +18,13 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow, yaml_mapping
+from nouscoder.data.bounded_files import FileRefused
 from nouscoder.data.importers.fields import MAX_REFERENCES, Reason, Rejected, Row
 from nouscoder.data.importers.rows import Format, package_rows
+from nouscoder.data.json_records import SourceRow
+from nouscoder.data.packages import PackageFiles
 from nouscoder.data.problems import Reference, ReferencedProblem
+from nouscoder.data.yaml_text import yaml_mapping
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (
     CheckerTests,
@@ -34,8 +37,6 @@ from nouscoder.domain.submission import (
     StdinCase,
     StdinTests,
 )
-
-# Output validators, with the flags of the package as their last arguments.
 
 _PYTHON = """import sys
 sys.argv += {flags!r}
@@ -86,8 +87,6 @@ def _with_headers(files: PackageFiles, name: str, source: str, seen: set[str]) -
 
     return _INCLUDE.sub(header, source)
 
-
-# Flags.
 
 _VALIDATORS = ("output_validators", "output_validator")
 _GROUP_FILES = ("testdata.yaml", "test_group.yaml")

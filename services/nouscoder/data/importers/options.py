@@ -240,9 +240,6 @@ def _input_length(case: object) -> int:
     return len(str(case))
 
 
-# The options of the command.
-
-
 def bytes_of(size: str) -> int:
     """The bytes of a size such as 4GiB, 512MiB or 1000000. Raises WrongOption."""
     found = _SIZE.fullmatch(size)

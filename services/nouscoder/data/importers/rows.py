@@ -20,16 +20,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from nouscoder.data.bounded_files import (
-    MAX_LINE_BYTES,
-    FileRefused,
-    SourceRow,
-    bounded_lines,
-    opened,
-    packages_at,
-    read_records,
-)
+from nouscoder.data.bounded_files import MAX_LINE_BYTES, FileRefused, bounded_lines, opened
 from nouscoder.data.importers.fields import ANSWERS, QUESTIONS, Row, optional_text
+from nouscoder.data.json_records import SourceRow, read_records
+from nouscoder.data.packages import packages_at
 from nouscoder.data.problems import ProblemFileError, ReferencedProblem
 from nouscoder.errors import Unusable, did_you_mean, why_unreadable
 from nouscoder.input_file import regular
@@ -257,3 +251,12 @@ def loader_of_hubs() -> Any:
         raise HubDataUnusable(f"data sets of a hub need the library datasets: {how_to_install('hub')}") from None
     logging.getLogger("huggingface_hub").handlers.clear()  # its lines would be shown twice
     return load_dataset
+
+
+def files_with(path: Path, name: str) -> list[Path]:
+    """The data files in a folder whose rows have this column. Raises ProblemFileError."""
+    endings = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".jsonl.zst")
+    found = [file for file in sorted(path.rglob("*")) if file.name.endswith(endings) and name in column_names(file)]
+    if not found:
+        raise ProblemFileError(f"{path} is no folder with a file (parquet, JSON lines) that has the column {name}")
+    return found

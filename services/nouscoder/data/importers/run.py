@@ -17,20 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import naming_storage_faults, remove, storage_fault, write_whole
-from nouscoder.data.bounded_files import FileRefused, PackageFiles, SourceRow
+from nouscoder.data.bounded_files import FileRefused
 from nouscoder.data.check import faults_of
 from nouscoder.data.importers.fields import Reason, Rejected, with_libraries
 from nouscoder.data.importers.formats import format_named
 from nouscoder.data.importers.options import Columns, ImportOptions
-from nouscoder.data.importers.rows import (
-    PREFIX,
-    Format,
-    HubDataUnusable,
-    HubRows,
-    hub_rows,
-    loader_of_hubs,
-    num_rows,
-)
+from nouscoder.data.importers.rows import PREFIX, Format, HubDataUnusable, HubRows, hub_rows, loader_of_hubs, num_rows
+from nouscoder.data.json_records import SourceRow
+from nouscoder.data.packages import PackageFiles
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import column, join, read_parquet, require_new, row_of, store_beside, write_rows
 from nouscoder.data.problems import save_problems

@@ -38,7 +38,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from nouscoder.data.importers.contests import LCB_LIMITS, case_tests, lcb_tests
+from nouscoder.data.importers.contests import case_tests
 from nouscoder.data.importers.fields import (
     Reason,
     Rejected,
@@ -54,8 +54,10 @@ from nouscoder.data.importers.fields import (
     text,
 )
 from nouscoder.data.importers.functions import checked, functional_tests, leetcode_tests, without_form
+from nouscoder.data.importers.livecodebench import LCB_LIMITS, lcb_tests
+from nouscoder.data.importers.mathematics import ANSWER_TEMPLATE
 from nouscoder.data.importers.rows import Format
-from nouscoder.data.importers.training_sets import ANSWER_TEMPLATE, pytest_tests
+from nouscoder.data.importers.training_sets import pytest_tests
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import (

@@ -1,4 +1,4 @@
-"""Sets made for training: Nemotron's competitive coding, rStar-Coder, SYNTHETIC-2, KodCode, mathematics and reasoning.
+"""Sets made for training: Nemotron's competitive coding, rStar-Coder, SYNTHETIC-2, KodCode.
 
 Nemotron (nvidia/Nemotron-RL-coding-competitive_coding, and Cascade's data of this layout), JSON lines of NeMo Gym:
 responses_create_params {input: [{role, content}]}, verifier_metadata {problem_id, unit_tests {inputs, outputs,
@@ -16,15 +16,6 @@ KodCode (KodCode/KodCode-V1 and its SFT parts): question, solution, test, a file
 module `solution`, and test_info, a list of {function_declaration, ...}. Source: KodCode-AI/kodcode.
 
 For a function, an input is the list of its arguments, or a text with one argument in JSON a line, as in LiveCodeBench.
-
-Math sets: a problem and its answer, compared by math-verify. The fields are those of MATH-500, DeepScaleR, AIME, GSM8K
-and DAPO-Math: problem, question or prompt (text, or chat messages), and answer, final_answer, ground_truth,
-reward_model.ground_truth or expected_answer. Without any of them, the answer is the last boxed one of `solution`, or
-what follows #### (GSM8K).
-
-Generated reasoning tasks, answered by a program that reads nothing and prints the answer: SymBench, BIG-Bench Hard and
-Reasoning Gym. A row has a question (question, input or prompt) and the text of its answer (answer or target). BIG-Bench
-Hard keeps its rows in `examples` of one object; a row may also be such an object's example.
 """
 
 from __future__ import annotations
@@ -34,8 +25,6 @@ from typing import Any
 
 from nouscoder.data.importers import contests
 from nouscoder.data.importers.fields import (
-    ANSWERS,
-    QUESTIONS,
     Reason,
     Rejected,
     Row,
@@ -50,20 +39,11 @@ from nouscoder.data.importers.fields import (
     text,
     verified_answer,
 )
-from nouscoder.data.importers.rows import Format, example_rows
+from nouscoder.data.importers.livecodebench import lcb_tests
+from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import (
-    AssertTests,
-    CallTests,
-    Limits,
-    MathCase,
-    MathTests,
-    Prelude,
-    Profile,
-    StdinCase,
-    StdinTests,
-)
+from nouscoder.domain.submission import AssertTests, CallTests, Limits, MathTests, Prelude, Profile, StdinTests
 from nouscoder.formats.public_shapes import test_names
 
 
@@ -91,7 +71,7 @@ def _tests(inputs: Any, outputs: Any, function: Any) -> StdinTests | CallTests:
         return stdin_tests(found)
     if all(isinstance(value, str) for pair in found for value in pair):
         cases = [{"input": given, "output": wanted, "testtype": "functional"} for given, wanted in found]
-        return contests.lcb_tests(cases, {"func_name": str(function)})
+        return lcb_tests(cases, {"func_name": str(function)})
     given, wanted = zip(*found, strict=True)
     return contests.tests_of({"inputs": list(given), "outputs": list(wanted), "fn_name": function})
 
@@ -176,91 +156,9 @@ def read_kodcode(row: Row, number: int) -> ReferencedProblem:
     return ReferencedProblem(problem, references(row.get("solution")), facts_of(row, *_FACTS))
 
 
-# Mathematics and reasoning.
-
-ANSWER_TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
-_MAX_ANSWER = 4000
-
-
-def read_math(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row."""
-    answer = _answer(row).strip()
-    if not answer:
-        raise Rejected(Reason.NO_ANSWER, "no field holds an answer, and the solution has no box")
-    if len(answer) > _MAX_ANSWER:
-        raise Rejected(Reason.TOO_LARGE, f"the answer has {len(answer)} characters")
-    question, facts = asked_of(row, "problem", "question", "Problem", "prompt")
-    problem = Problem(
-        problem_id=optional_text(row, "unique_id", "problem_id", "id", "ID") or f"math-{number}",
-        prompt=question,
-        tests=MathTests((MathCase(answer),)),
-        prompt_template=ANSWER_TEMPLATE,
-        difficulty=optional_text(row, "level", "difficulty"),
-        source=optional_text(row, "source", "data_source") or "math",
-        family=optional_text(row, "subject", "type"),
-    )
-    return ReferencedProblem(problem, metadata=facts)
-
-
-def _answer(row: Row) -> str:
-    model: Any = row.get("reward_model") or {}
-    match row.get("answer"):
-        case [str(only)]:  # OlympiadBench, Minerva
-            row = {**row, "answer": only}
-    found = optional_text(row, "answer", "final_answer", "ground_truth", "expected_answer", "Answer")
-    found = found or (optional_text(model, "ground_truth") if isinstance(model, dict) else "")
-    solution = optional_text(row, "solution", "Solution")
-    if "####" in (said := found or solution):  # GSM8K, also with the answer in the solution alone
-        return said.rpartition("####")[2].replace(",", "")
-    return found or last_box(solution)
-
-
-def last_box(solution: str) -> str:
-    """What is inside the last box of LaTeX; empty when there is none, or its braces do not match."""
-    begin = solution.rfind("\\boxed{")
-    if begin < 0:
-        return ""
-    depth, begin = 1, begin + len("\\boxed{")
-    for at in range(begin, len(solution)):
-        depth += {"{": 1, "}": -1}.get(solution[at], 0)
-        if depth == 0:
-            return solution[begin:at]
-    return ""
-
-
-_REASONING_TEMPLATE = "{prompt}\n\nWrite a Python program that finds the answer and prints only the answer."
-
-
-def read_reasoning(row: Row, number: int) -> ReferencedProblem:
-    """The problem of a row."""
-    answer = optional_text(row, *ANSWERS)
-    if not answer:
-        raise Rejected(Reason.NO_ANSWER, "neither answer nor target has a value")
-    problem = Problem(
-        problem_id=optional_text(row, "id") or f"reasoning-{number}",
-        prompt=text(row, *QUESTIONS),
-        tests=StdinTests((StdinCase("", answer),)),
-        prompt_template=_REASONING_TEMPLATE,
-        source="reasoning",
-        family=_kind(row.get("metadata")) or optional_text(row, "task", "dataset"),
-    )
-    return ReferencedProblem(problem)
-
-
-def _kind(metadata: object) -> str:
-    """The generator that Reasoning Gym names in a record or its JSON; empty where there is none."""
-    try:
-        about = decoded(metadata)
-    except Rejected:
-        return ""
-    return optional_text(about, "source_dataset") if isinstance(about, dict) else ""
-
-
 FORMATS = {
     "nemotron": Format(read_nemotron, "Nemotron-RL competitive coding, data of NeMo Gym"),
     "rstar_coder": Format(read_rstar_coder, "rStar-Coder, seed_testcase and synthetic_rl_testcase"),
     "synthetic2": Format(read_synthetic2, "PrimeIntellect SYNTHETIC-2 and SYNTHETIC-2-RL"),
     "kodcode": Format(read_kodcode, "KodCode-V1, tests for pytest"),
-    "math": Format(read_math, "math sets: MATH-500, DeepScaleR, AIME, GSM8K, DAPO-Math"),
-    "reasoning": Format(read_reasoning, "SymBench, BIG-Bench Hard, Reasoning Gym", example_rows),
 }
