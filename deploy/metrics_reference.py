@@ -18,8 +18,8 @@ from nouscoder.domain.run_status import IN_FLIGHT, Ledger, RunStatus, StreamStat
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.recorded_evaluations import RecordedEvaluations
+from nouscoder.rpc.certificate_expiry import ExpiryCollector
 from nouscoder.rpc.server import BuildCollector
-from nouscoder.rpc.tls import ExpiryCollector
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.processes.parent import Gateways
 from nouscoder.verifier.sandbox.base import BackendUse

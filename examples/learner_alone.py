@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from nouscoder.config import Config
 from nouscoder.domain.rollout import Rollout
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.worker import sole_worker_id
+from nouscoder.rpc.worker_id import sole_worker_id
 
 
 def group_advantages(groups: Sequence[str], rewards: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ from nouscoder.private_folder import socket_folder
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import GenerationClient, Pin
 from nouscoder.rpc.verifier_client import VerifierClient
-from nouscoder.rpc.worker import sole_worker_id
+from nouscoder.rpc.worker_id import sole_worker_id
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
 

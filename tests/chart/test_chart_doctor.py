@@ -15,7 +15,8 @@ from tests.recorded_cluster import GIB, RecordedCluster, amount
 
 from nouscoder.doctor import Finding, report
 from nouscoder.doctor.cluster.client import ClusterError, Document, Node, NotAllowed, PodRefused, StorageClass
-from nouscoder.doctor.cluster.install import Release, RenderError, examine_install, fix_for, planned_pods, read_objects
+from nouscoder.doctor.cluster.install import examine_install, fix_for
+from nouscoder.doctor.cluster.rendered import Release, RenderError, planned_pods, read_objects
 
 from .conftest import CHART, NAMESPACE, ChartRig
 

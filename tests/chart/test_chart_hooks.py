@@ -304,7 +304,7 @@ def test_services_read_only_what_restarts_them() -> None:
     `nouscoder eval` runs in no pod, and languages.py and preflight.py read the section for a run whose services are on
     its own machine.
     """
-    own_machine = {"evaluation/evaluate.py", "run/languages.py", "run/preflight.py"}
+    own_machine = {"evaluation/evaluate.py", "evaluation/served_policy.py", "run/languages.py", "run/preflight.py"}
     for file in (ROOT / "services" / "nouscoder").rglob("*.py"):
         package = file.relative_to(ROOT / "services" / "nouscoder").parts[0]
         text = file.read_text("utf8")

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from nouscoder.demo.families import Family, fill
+from nouscoder.demo.demonstrations import OWN_MISTAKES, SHARED_MISTAKES, demonstrate, excerpt, places
+from nouscoder.demo.family import Family, fill
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.demo.problems import FAMILIES, DemoProblem, Split, build, instances, problems, prompt_of
-from nouscoder.demo.warmstart import OWN_MISTAKES, SHARED_MISTAKES, demonstrate, excerpt, places
 
 
 def printed(program: str, text: str, monkeypatch: pytest.MonkeyPatch) -> str | None:

@@ -6,16 +6,10 @@ from random import Random
 
 from nouscoder.config import load_config
 from nouscoder.config.recipe import recipe_path
+from nouscoder.demo.demonstrations import MOST_CHARS, PROPOSING_PROMPT, can_be_proposed, proposed
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.demo.problems import Split, problems
-from nouscoder.demo.warmstart import (
-    MOST_CHARS,
-    PROPOSING_PROMPT,
-    WarmStartBudget,
-    can_be_proposed,
-    demonstration_batches,
-    proposed,
-)
+from nouscoder.demo.warmstart import WarmStartBudget, demonstration_batches
 from nouscoder.self_play.judgement import read_proposal
 
 TRAIN = problems(Split.TRAIN, 124, seed=0)  # two of each family

@@ -16,14 +16,9 @@ from hypothesis import strategies as st
 from nouscoder.domain.estimates import bootstrap_interval, sign_test
 from nouscoder.domain.problem import GradingRules
 from nouscoder.errors import Unusable
-from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, compare, results
-from nouscoder.evaluation.problems import (
-    EvaluatedProblem,
-    NothingToEvaluate,
-    Window,
-    rating_of,
-    window_named,
-)
+from nouscoder.evaluation.comparison import compare
+from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
+from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, rating_of, window_named
 from nouscoder.evaluation.samples import sample_seed
 from nouscoder.record_log import LogUnusable, RecordLog
 from nouscoder.report.evaluation_page import spread

@@ -9,20 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.domain.reasoning import has_thinking
-from nouscoder.domain.rollout import RolloutHeader
-from nouscoder.domain.tokens import FinishReason
-from nouscoder.domain.verdict import (
+from nouscoder.domain.reward import (
     NoThinkingReward,
     OverlongReward,
     RewardRule,
     RewardTerms,
-    Verdict,
-    VerdictKind,
     group_length_rewards,
     reward_of,
     reward_of_verdict,
     soft_overlong_punishment,
 )
+from nouscoder.domain.rollout import RolloutHeader
+from nouscoder.domain.tokens import FinishReason
+from nouscoder.domain.verdict import Verdict, VerdictKind
 
 
 def verdict(kind: VerdictKind, passed: int = 0, total: int = 10, graded: int = 10) -> Verdict:

@@ -29,7 +29,7 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.evaluation import samples
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.samples import EvaluationIncomplete, SamplingSettings, sample_seed
-from nouscoder.grade_files.answers import Entry
+from nouscoder.grade_files.entries import Entry
 from nouscoder.openai_server import CompletionFailed
 from nouscoder.retry import Retry
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from nouscoder.cli.app import app
 from nouscoder.demo.policy import EOS_ID
 from nouscoder.errors import NousCoderError
-from nouscoder.evaluation.evaluate import ServedPolicy
+from nouscoder.evaluation.served_policy import ServedPolicy
 from nouscoder.generation.openai import api
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.policy_folder.tokenizer import load_tokenizer

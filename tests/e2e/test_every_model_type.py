@@ -20,7 +20,7 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.learner.model.synthetic import write_policy_folder
-from nouscoder.policy_folder.inspection import TORCH_ENGINE, VLLM
+from nouscoder.policy_folder.engine_types import TORCH_ENGINE, VLLM
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 

@@ -11,7 +11,8 @@ import pytest
 from nouscoder.config import load_config
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
-from nouscoder.evaluation.samples import SamplingSettings, scored_problems
+from nouscoder.evaluation.samples import SamplingSettings
+from nouscoder.evaluation.scored_samples import scored_problems
 from nouscoder.reward_model.pairs import PairRule, read_pairs, write_pairs
 
 pytestmark = pytest.mark.timeout(600)  # on a busy machine

@@ -32,7 +32,7 @@ from nouscoder.learner.state import checkpoint_schedule, checkpoint_store
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.retry import Retry
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.run import evaluation
 from nouscoder.run.evaluation import PeriodicEvaluation
 from nouscoder.run.folder import RunFolder

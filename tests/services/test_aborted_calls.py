@@ -12,7 +12,7 @@ import pytest
 
 from nouscoder.http_server.api_keys import open_api_keys
 from nouscoder.http_server.memory_budget import MemoryBudget, MemoryBudgetExceeded
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.v1.verifier_pb2 import GradeRequest, GradeResponse
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from nouscoder import __version__
+from nouscoder.rpc.certificate_expiry import ExpiryCollector, expiry_of
 from nouscoder.rpc.server import BuildCollector
-from nouscoder.rpc.tls import ExpiryCollector, expiry_of
 
 SERIES = "nouscoder_certificate_expiry_timestamp_seconds"
 

@@ -16,7 +16,7 @@ from nouscoder.data.importers.rows import file_rows
 from nouscoder.data.json_records import read_records
 from nouscoder.data.pass_rates import read_pass_rates
 from nouscoder.data.problems import read_bodies
-from nouscoder.grade_files.answers import read_entries
+from nouscoder.grade_files.entries import read_entries
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.input_file import read_json_object
 from nouscoder.policy_folder.inspection import faults_of

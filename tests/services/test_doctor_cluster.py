@@ -31,7 +31,7 @@ from nouscoder.doctor.cluster.client import (
     requests_of,
     shown,
 )
-from nouscoder.doctor.cluster.judge import TrialResult
+from nouscoder.doctor.cluster.trial import TrialResult
 
 LOCAL_PATH = StorageClass("local-path", "rancher.io/local-path", True)
 GVISOR: dict[str, object] = {

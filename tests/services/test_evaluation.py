@@ -23,25 +23,20 @@ from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.evaluation import pass_at_1
-from nouscoder.evaluation.pass_at_1 import (
-    Evaluation,
-    EvaluationError,
-    ProblemResult,
-    evaluate,
-    evaluation_tasks,
-)
+from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, ProblemResult, evaluate, evaluation_tasks
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.rollouts import Rollouts
-from nouscoder.generation.service import STATUS_CODES, GenerationService
+from nouscoder.generation.servicer import STATUS_CODES, GenerationService
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
 from nouscoder.rpc.pairs import SUBMISSION, VERDICT
-from nouscoder.rpc.server import MAX_MESSAGE_BYTES, StatusCodes
+from nouscoder.rpc.server import MAX_MESSAGE_BYTES
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.run.evaluation import evaluation_record, recorded_evaluations
 from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc

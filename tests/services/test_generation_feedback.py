@@ -33,7 +33,8 @@ from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.prompts import Prompts
-from nouscoder.generation.environments.tools import Feedback, SessionCalls, Tools
+from nouscoder.generation.environments.tools import SessionCalls, Tools
+from nouscoder.generation.environments.with_tools import Feedback
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer

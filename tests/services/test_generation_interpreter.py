@@ -32,12 +32,13 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
-from nouscoder.generation.environments.tools import Tools, WithInterpreter, call_in, reply_to_call
+from nouscoder.generation.environments.tools import Tools
+from nouscoder.generation.environments.with_tools import WithInterpreter, call_in, reply_to_call
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.learner.model.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 from nouscoder.rpc.channel import PeerBehind, PeerError, PeerRefused, PeerUnreachable
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.v1 import verifier_pb2_grpc

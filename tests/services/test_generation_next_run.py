@@ -18,8 +18,8 @@ from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.next_run import NextRun, RunRefused, reason_to_start_again
 from nouscoder.generation.rollouts import ContextLimit
-from nouscoder.generation.service import NextRun, RunRefused, reason_to_start_again
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.run.services import KeptGeneration
 from nouscoder.run.supervisor import ProcessState

@@ -32,7 +32,7 @@ from nouscoder.generation.openai.api import start_openai
 from nouscoder.generation.openai.sampling import ApiSampler, WantedCompletion
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, parsed
 from nouscoder.generation.weights.policies import Policies
-from nouscoder.http_server import listener
+from nouscoder.http_server import delivery
 from nouscoder.http_server.api_keys import new_api_key
 
 CHARACTERS = CharTokenizer()
@@ -499,7 +499,7 @@ async def test_a_client_that_stops_reading_frees_its_slot(tmp_path: Path) -> Non
 async def test_a_client_that_takes_nothing_is_given_up(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", 0.5)
+    monkeypatch.setattr(delivery, "ANSWER_PATIENCE_S", 0.5)
     name = "m" * (8 << 20)  # a long name makes a long answer
     async with serving(
         folder, tmp_path, "generation.openai.max_requests=1", f"generation.openai.model={name}"
@@ -515,7 +515,7 @@ async def test_a_client_that_takes_nothing_is_given_up(
             while part := await asyncio.to_thread(client.recv, 1 << 20):
                 received += len(part)
             assert received < 2 * len(name), "the rest never came"
-        monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", LIMIT_S)
+        monkeypatch.setattr(delivery, "ANSWER_PATIENCE_S", LIMIT_S)
         answer = await service.http.get("/v1/models")
         assert len(answer.content) > 2 * len(name), "the request before is no longer counted"
 

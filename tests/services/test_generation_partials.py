@@ -30,7 +30,8 @@ from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.base import Environment
 from nouscoder.generation.environments.prompts import Episode, SingleTurn
-from nouscoder.generation.environments.tools import Feedback, SessionCalls, Tools
+from nouscoder.generation.environments.tools import SessionCalls, Tools
+from nouscoder.generation.environments.with_tools import Feedback
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.partials import ResumableSampler
 from nouscoder.generation.rollouts import Rollouts

@@ -12,7 +12,7 @@ import pytest
 
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.generation.engines.base import Engine, EngineError
-from nouscoder.generation.weights.cache import PolicyGone, PolicyRefused, PolicyUnusable
+from nouscoder.generation.weights.errors import PolicyGone, PolicyRefused, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource
 

@@ -26,7 +26,8 @@ from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.weights.cache import PolicyCache, PolicyGone, PolicyUnusable
+from nouscoder.generation.weights.cache import PolicyCache
+from nouscoder.generation.weights.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import LearnerSource
 from nouscoder.learner.publication.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
@@ -36,7 +37,7 @@ from nouscoder.policy_folder.delta import write_delta
 from nouscoder.policy_folder.weights_files import ADAPTER_FILE, shards_of
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 BIG = 2 * CHUNK_BYTES + 17

@@ -28,11 +28,11 @@ from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.rollouts import Rollouts
-from nouscoder.generation.service import STATUS_CODES, GenerationService
+from nouscoder.generation.servicer import STATUS_CODES, GenerationService
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.pairs import MANIFEST, TASK
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 

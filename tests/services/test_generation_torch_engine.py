@@ -17,8 +17,10 @@ from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.generation.engines.base import EngineError, SampleRequest
-from nouscoder.generation.engines.slots import DecodePass, KeyValueCache, PromptPass, choose_tokens, draws_of
-from nouscoder.generation.engines.torch import SLOTS_ATTENTION, TorchEngine
+from nouscoder.generation.engines.decoder import SLOTS_ATTENTION
+from nouscoder.generation.engines.kv_cache import DecodePass, KeyValueCache, PromptPass
+from nouscoder.generation.engines.token_choice import choose_tokens, draws_of
+from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.policy_folder.weights_files import weights_files
 
 NUM_SLOTS, CAPACITY = 6, 48

@@ -32,7 +32,7 @@ from nouscoder.generation.environments.tools import SessionCalls, Tools
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.weights import policies
-from nouscoder.generation.weights.cache import PolicyGone, PolicyUnusable
+from nouscoder.generation.weights.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource
 from nouscoder.generation.worker import RolloutWorker

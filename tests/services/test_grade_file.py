@@ -27,8 +27,10 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
 from nouscoder.errors import WrongUse
 from nouscoder.grade_files.answers import _require_service
-from nouscoder.grade_files.grade_file import FileRequest, GradeSummary, NothingToGrade, OutputFault
+from nouscoder.grade_files.grade_file import FileRequest, NothingToGrade
 from nouscoder.grade_files.grade_file import grade_file as grade
+from nouscoder.grade_files.output import OutputFault
+from nouscoder.grade_files.summary import GradeSummary
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolic
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.registry import PUBLISHED
-from nouscoder.report.charts import BarChart, Series, bar_figure, format_number
+from nouscoder.report.bar_charts import BarChart, bar_figure
+from nouscoder.report.charts import Series, format_number
 from nouscoder.report.objectives_page import bar_charts
 from nouscoder.store.rollout_record import encode_rollout
 

@@ -23,7 +23,7 @@ from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import ModelWeights, TorchEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.weights.cache import PolicyUnusable
+from nouscoder.generation.weights.errors import PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource
 from nouscoder.learner import compare

@@ -15,7 +15,7 @@ from torch import Tensor
 from nouscoder.demo.policy import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines.base import Engine
-from nouscoder.generation.weights.cache import PoliciesDiffer
+from nouscoder.generation.weights.errors import PoliciesDiffer
 from nouscoder.generation.weights.policies import Policies, follow_policies
 from nouscoder.policy_folder.identity import differing_file, tokenizer_digests, weights_digest
 from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE, shards_of, weights_files

@@ -28,7 +28,7 @@ from nouscoder.config import Config, load_config
 from nouscoder.domain.policy import PolicyManifest, Rendezvous, WeightTransfer
 from nouscoder.generation.engines.base import Engine, EngineError
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
-from nouscoder.generation.weights.cache import PolicyUnusable
+from nouscoder.generation.weights.errors import PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.receiver import PolicyReceiver, order_of
 from nouscoder.generation.weights.source import LearnerMemory
@@ -41,7 +41,7 @@ from nouscoder.policy_transfer import group, transfer
 from nouscoder.policy_transfer.group import TransferError, open_rendezvous
 from nouscoder.policy_transfer.transfer import ShardImage, receive_shards, send_shards, tensors_of
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.v1 import learner_pb2_grpc
 
 LIMIT_S = 120.0

@@ -22,7 +22,7 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem, is_held_out
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.policy_folder import engine_choice, inspection
-from nouscoder.policy_folder.inspection import VLLM, VLLM_VERSION
+from nouscoder.policy_folder.engine_types import VLLM, VLLM_VERSION
 from nouscoder.run import preflight
 from nouscoder.run.held_out import leak_lines
 from nouscoder.run.supervisor import Supervisor

@@ -19,9 +19,10 @@ from nouscoder.data.problem_parquet import load_problems
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.lease import Lease, LeasedGrading
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.reward import RewardTerms, reward_of
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import Prelude, StdinCase, StdinTests, Tests
-from nouscoder.domain.verdict import RewardTerms, VerdictKind, reward_of
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.evaluation import evaluate as evaluating
 from nouscoder.evaluation.samples import SamplingSettings

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
 from nouscoder.errors import Unusable
-from nouscoder.evaluation.samples import ScoredProblem, ScoredSample
+from nouscoder.evaluation.scored_samples import ScoredProblem, ScoredSample
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.reward_model import train
 from nouscoder.reward_model.evaluate import Mean, evaluate_best_of_n, pair_accuracy, rm_bench

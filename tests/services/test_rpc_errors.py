@@ -20,7 +20,7 @@ from nouscoder.rpc.channel import (
     peer_error,
 )
 from nouscoder.rpc.convert import InvalidMessage
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 
 NAME = "test.Service"
 

@@ -18,7 +18,7 @@ from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.generation.engines.base import SampleRequest, StopTexts
-from nouscoder.generation.engines.slots import Truncation, choose_tokens, draws_of
+from nouscoder.generation.engines.token_choice import Truncation, choose_tokens, draws_of
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.generation.environments.prompts import Episode, Prompts

@@ -28,7 +28,7 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys, Quota, new_api_key
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable, open_channel
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verifier_client import InterpreterCalls, VerifierClient
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.v1.verifier_pb2 import InterpretRequest

@@ -20,8 +20,10 @@ from transformers.masking_utils import causal_mask_function
 from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest
-from nouscoder.generation.engines.torch import SLOTS_ATTENTION, TorchEngine, slots_mask
-from nouscoder.policy_folder.inspection import TORCH_ENGINE, VLLM, context_tokens
+from nouscoder.generation.engines.decoder import SLOTS_ATTENTION, slots_mask
+from nouscoder.generation.engines.torch import TorchEngine
+from nouscoder.policy_folder.engine_types import TORCH_ENGINE, VLLM
+from nouscoder.policy_folder.inspection import context_tokens
 from nouscoder.policy_folder.pretrained import build_model
 from nouscoder.policy_folder.weights_files import weights_files
 

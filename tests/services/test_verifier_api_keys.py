@@ -22,18 +22,11 @@ from typer.testing import CliRunner
 from nouscoder.cli import app as cli
 from nouscoder.client import Client
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
-from nouscoder.http_server.api_keys import (
-    ApiKeys,
-    ApiKeysUnusable,
-    Quota,
-    new_api_key,
-    open_api_keys,
-    parse_api_keys,
-)
+from nouscoder.http_server.api_keys import ApiKeys, ApiKeysUnusable, Quota, new_api_key, open_api_keys, parse_api_keys
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.rpc.pairs import SUBMISSION
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import Caller, CallerFilter, current_caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate

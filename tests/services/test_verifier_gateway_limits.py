@@ -27,8 +27,9 @@ from tests.load.floods import GRADE, PREFACE, field, frame
 from nouscoder.config import VerifierSection
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.http_server import listener, memory_budget
-from nouscoder.http_server.api_keys import ApiKeys, foreign_part
+from nouscoder.http_server import delivery, memory_budget
+from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.foreign_sites import foreign_part
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.memory_budget import MemoryBudget, Reservation
 from nouscoder.rpc.pairs import SUBMISSION
@@ -359,7 +360,7 @@ async def test_answers_that_nobody_reads_take_no_more_than_the_budget() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code"])
 async def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", 0.5)
+    monkeypatch.setattr(delivery, "ANSWER_PATIENCE_S", 0.5)
     held_bytes: list[int] = []
     take = MemoryBudget.take_for_answer
 
@@ -379,7 +380,7 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: py
         await held(service, 0)
         assert max(held_bytes) >= num_bytes
         assert len(await asyncio.to_thread(read_to_the_end, client)) < num_bytes
-        monkeypatch.setattr(listener, "ANSWER_PATIENCE_S", 60.0)  # of a client that reads, on a busy machine
+        monkeypatch.setattr(delivery, "ANSWER_PATIENCE_S", 60.0)  # of a client that reads, on a busy machine
         answer = await service.http.post(path, content=sent)
         assert len(answer.content) > num_bytes
         await held(service, 0)

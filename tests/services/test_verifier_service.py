@@ -24,23 +24,14 @@ from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.rpc.addresses import AddressError
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.pairs import SUBMISSION, VERDICT
-from nouscoder.rpc.server import StatusCodes
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import (
-    NO_FILES,
-    Dialogue,
-    Exit,
-    Program,
-    RunResult,
-    Sandbox,
-    SandboxError,
-    Session,
-)
+from nouscoder.verifier.sandbox.base import NO_FILES, Dialogue, Exit, Program, RunResult, Sandbox, SandboxError, Session
 
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
 MAX_BODY = 200_000

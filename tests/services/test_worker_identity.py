@@ -1,4 +1,4 @@
-"""Running workers never share a name, and a restarted worker has its former name: see rpc/worker.py."""
+"""Running workers never share a name, and a restarted worker has its former name: see rpc/worker_id.py."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 
 from nouscoder.broker.serving import serve_broker
 from nouscoder.domain.lease import worker_name
-from nouscoder.rpc import worker
+from nouscoder.rpc import worker_id
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.worker import held_worker_id, observer_id, sole_worker_id
+from nouscoder.rpc.worker_id import held_worker_id, observer_id, sole_worker_id
 
 _PROGRAM = """
 import sys
-from nouscoder.rpc.worker import held_worker_id
+from nouscoder.rpc.worker_id import held_worker_id
 with held_worker_id("generation", sys.argv[1]) as worker_id:
     print(worker_id, flush=True)
     sys.stdin.read()
@@ -86,13 +86,13 @@ def test_runs_and_services_have_separate_slots() -> None:
 def test_another_network_namespace_gives_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_worker_id("generation", "r") as here:
         pass
-    monkeypatch.setattr(worker, "_NETWORK_NAMESPACE", Path("/proc/self/ns/mnt"))
+    monkeypatch.setattr(worker_id, "_NETWORK_NAMESPACE", Path("/proc/self/ns/mnt"))
     with held_worker_id("generation", "r") as there:
         assert worker_name(here) != worker_name(there)
 
 
 def test_a_name_is_unique_when_the_kernel_does_not_identify_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_BOOT_ID", Path("/no/such/file"))
+    monkeypatch.setattr(worker_id, "_BOOT_ID", Path("/no/such/file"))
     with held_worker_id("generation", "r") as one:
         pass
     with held_worker_id("generation", "r") as two:
@@ -101,7 +101,7 @@ def test_a_name_is_unique_when_the_kernel_does_not_identify_the_host(monkeypatch
 
 def test_who_holds_every_slot_keeps_no_worker_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Abstract sockets have no owner: another user of the host can hold all of them."""
-    monkeypatch.setattr(worker, "_MAX_SLOTS", 1)
+    monkeypatch.setattr(worker_id, "_MAX_SLOTS", 1)
     held = held_worker_id("generation", "r")
     with held as first, held_worker_id("generation", "r") as one, held_worker_id("generation", "r") as other:
         assert len({worker_name(each) for each in (first, one, other)}) == 3

@@ -28,7 +28,7 @@ from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
 from nouscoder.generation.engines.vllm import VllmEngine
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
-from nouscoder.generation.weights.cache import PolicyUnusable
+from nouscoder.generation.weights.errors import PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import LearnerMemory
 from nouscoder.rpc.learner_client import LearnerClient

@@ -24,7 +24,7 @@ from nouscoder.domain.run_status import RunStatus
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
-from nouscoder.rpc.worker import observer_id
+from nouscoder.rpc.worker_id import observer_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable
 
 from nouscoder.config import Config
+from nouscoder.domain.reward import RewardRule, RewardTerms, adjusted, reward_of
 from nouscoder.domain.rollout import RolloutHeader
-from nouscoder.domain.verdict import RewardRule, RewardTerms, Verdict, adjusted, reward_of
+from nouscoder.domain.verdict import Verdict
 from nouscoder.entry_points import load_entry_point
 from nouscoder.errors import Unusable
 

@@ -124,14 +124,14 @@ def eval_compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two evaluations problem by problem: exact test, paired bootstrap, and the problems that differ."""
-    from nouscoder.evaluation.outcomes import compare
+    from nouscoder.evaluation.comparison import compare
 
     found = compare(a, b, profile)
     typer.echo(for_terminal(json.dumps(found.record()) if as_json else found.text()))
 
 
 def _checkpoint(policy: str, yarn_factor: float, yarn_original: int) -> Any:
-    from nouscoder.evaluation.evaluate import ServedPolicy
+    from nouscoder.evaluation.served_policy import ServedPolicy
 
     if policy:
         return ServedPolicy.named(policy, yarn_factor, yarn_original)

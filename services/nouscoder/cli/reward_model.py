@@ -34,7 +34,7 @@ def reward_model_pairs(
     seed: Annotated[int, typer.Option(help="chooses the pairs of a problem that has more")] = 0,
 ) -> None:
     """Make preference pairs: s_i > s_j + 0.4, s_i > 0.8, s_j > 0 of the shares of passed tests, as AceCoder does."""
-    from nouscoder.evaluation.samples import scored_problems
+    from nouscoder.evaluation.scored_samples import scored_problems
     from nouscoder.reward_model.pairs import PairRule, write_pairs
 
     rule = PairRule(margin, chosen_above, rejected_above)

@@ -68,7 +68,7 @@ def serve(
     elif service is Service.GENERATION:
         require("generation", *MODEL_LIBRARIES)
         if policy:
-            from nouscoder.evaluation.evaluate import serve_policy
+            from nouscoder.evaluation.served_policy import serve_policy
 
             asyncio.run(serve_policy(config, policy))
             return

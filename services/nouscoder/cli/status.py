@@ -35,7 +35,7 @@ def broker_of(config: Config) -> BrokerClient:
     """A client of the configured broker, with the configured certificates. Raises Unusable."""
     from nouscoder.rpc.broker_client import BrokerClient
     from nouscoder.rpc.tls import channel_credentials
-    from nouscoder.rpc.worker import observer_id
+    from nouscoder.rpc.worker_id import observer_id
 
     return BrokerClient(
         config.broker.grpc,
@@ -240,8 +240,9 @@ def doctor(
     only_with("--cluster without --values, which starts no pod", not values, "--image")
     only_with("--cluster with --values", values, "--namespace", "--release", "--chart")
     if cluster:
-        from nouscoder.doctor.cluster.install import Release, run_doctor_install
+        from nouscoder.doctor.cluster.install import run_doctor_install
         from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
+        from nouscoder.doctor.cluster.rendered import Release
 
         if values:
             asked = Release(release or "nouscoder", namespace or "nouscoder", chart or CHART, tuple(values))

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from nouscoder.domain.reward import NoThinkingReward, OverlongReward, RewardRule
 from nouscoder.domain.staleness import StalePolicy
-from nouscoder.domain.verdict import NoThinkingReward, OverlongReward, RewardRule
 from nouscoder.sections import InputFile, OneOf, Section, ServiceSection, grpc_address
 
 

@@ -13,7 +13,8 @@ from nouscoder.data.asking import NotAnswered, fill
 from nouscoder.data.written_problem import NoProblem, SeedRejection, WrittenProblem
 from nouscoder.domain.submission import CallCase, CallTests, Prelude, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.grade_files.answers import BadEntry, Entry, GradingTarget, answers_of
+from nouscoder.grade_files.answers import GradingTarget, answers_of
+from nouscoder.grade_files.entries import BadEntry, Entry
 from nouscoder.progress_bar import progress_bar
 from nouscoder.record_log import RecordLog, key_of
 from nouscoder.verifier.api.schema import request_of

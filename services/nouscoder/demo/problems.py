@@ -12,7 +12,8 @@ from functools import cache
 from hashlib import sha256
 from random import Random
 
-from nouscoder.demo.families import ARITHMETIC, CONDITIONS, LISTS, LOOPS, STRINGS, Family, Parameters, fill
+from nouscoder.demo.families import ARITHMETIC, CONDITIONS, LISTS, LOOPS, STRINGS
+from nouscoder.demo.family import Family, Parameters, fill
 from nouscoder.domain.submission import Limits, StdinCase
 
 FAMILIES: tuple[Family, ...] = ARITHMETIC + CONDITIONS + LOOPS + STRINGS + LISTS

@@ -1,50 +1,43 @@
-"""GenerationService over gRPC, and the process that serves it together with the worker loop, one run after the other.
-
-INVARIANT: the next run is one that the engine in use can sample for. Whoever asks for the change gets one answer: the
-run that is served, or the reason why the engine would have to be started again.
-"""
+"""The process of generation: it serves the calls (servicer.py) together with the worker loop, one run after the other."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
 
-from nouscoder.config import Config, ConfigError
+from nouscoder.config import Config
 from nouscoder.config.generation import AgentSection, ToolsSection
-from nouscoder.domain.policy import Transport, WeightTransfer
-from nouscoder.errors import NousCoderError
+from nouscoder.domain.policy import WeightTransfer
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable
+from nouscoder.generation.engines.base import Engine, EngineUnusable
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.agent import AgentSessions
-from nouscoder.generation.environments.base import EnvironmentUnusable, SessionAbandoned, TaskRefused, ToolUnavailable
+from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.next_run import NextRun
 from nouscoder.generation.rollouts import Rollouts, RunSampling
-from nouscoder.generation.weights.cache import PoliciesDiffer, PolicyCache, PolicyMissing, PolicyRefused, PolicyUnusable
+from nouscoder.generation.servicer import STATUS_CODES, GenerationService
+from nouscoder.generation.weights.cache import PolicyCache
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource, LearnerMemory, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
-from nouscoder.input_file import read_json_object
 from nouscoder.policy_folder.identity import tokenizer_digests
 from nouscoder.policy_folder.prompt_file import dateless, prompt_lines, with_recorded_prompt
 from nouscoder.private_folder import temporary_folder
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.convert import InvalidMessage
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.pairs import MANIFEST, TASK
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
-from nouscoder.rpc.worker import held_worker_id
-from nouscoder.store.rollout_record import encode_rollout
+from nouscoder.rpc.worker_id import held_worker_id
 from nouscoder.v1 import generation_pb2 as v1
 from nouscoder.v1 import generation_pb2_grpc
 
@@ -57,190 +50,6 @@ FULL_NAME = v1.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _DRAIN_S = 3.0
 # One task is prefetched for each `_PREFETCH_SHARE` running tasks.
 _PREFETCH_SHARE = 4
-_PAUSE_S = 60.0
-_LONGEST_PAUSE_S = 3600.0
-_LONGEST_PIN_S = 86_400.0
-# Keys of the section `generation` that a run can have otherwise than the one before, without a new engine.
-_LIVE = ("max_tokens_total", "engine_tokens_total", "sampling", "environment", "partial_every_tokens", "openai")
-
-
-# The change from one run to the next, with the same engine: the stages of a plan are runs of their own.
-
-
-class RunRefused(NousCoderError):
-    """The next run cannot be served. The message says why."""
-
-
-class NextRun:
-    """`started`: the configuration with which the engine was started; `reread` gives that of the next run.
-
-    `wanted` is that of the run that was asked for, if any, and `asked` is set then.
-    """
-
-    def __init__(self, started: Config, reread: Callable[[], Config] | None) -> None:
-        self._started = started
-        self._current = started
-        self._reread = reread
-        self.wanted: Config | None = None
-        self.asked = asyncio.Event()
-        self._served: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def change(self) -> str:
-        """Change to the next run. Returns its name when it is served. Raises RunRefused and ConfigError."""
-        if self._reread is None:
-            raise RunRefused("the process was started without a configuration file, so there is no next run")
-        config = await asyncio.to_thread(self._reread)
-        if config == self._current:
-            return config.run.name
-        if self.wanted is not None:
-            raise RunRefused(f"the change to run {self.wanted.run.name} is in progress")
-        reason = await asyncio.to_thread(reason_to_start_again, self._started, config)
-        if reason is not None:
-            raise RunRefused(reason)
-        self.wanted = config
-        self.asked.set()
-        return await asyncio.shield(self._served)
-
-    def begun(self, config: Config) -> None:
-        """The run of `config` is served now."""
-        self._current, self.wanted = config, None
-        self.asked.clear()
-        served, self._served = self._served, asyncio.get_running_loop().create_future()
-        served.set_result(config.run.name)
-
-
-def reason_to_start_again(started: Config, wanted: Config) -> str | None:
-    """Why the engine that was started with one configuration cannot sample for another; None when it can."""
-    before, after = started.generation, wanted.generation
-    for key, needed in (
-        ("generation.max_tokens_total", after.max_tokens_total),
-        ("evaluation.max_tokens_total", wanted.evaluating.generation.max_tokens_total),
-    ):
-        if needed > started.engine_tokens:
-            return f"{key} {needed} is more than the {started.engine_tokens} tokens that the engine was started for"
-    if after.guest_places > before.guest_places:
-        return (
-            f"the engine was started with {before.guest_places} places for generation.openai, not {after.guest_places}"
-        )
-    for name in type(after).model_fields:
-        if name not in _LIVE and getattr(before, name) != getattr(after, name):
-            return f"generation.{name} is not what the engine was started with"
-    if before.policy_from is not Transport.FOLDER:
-        return "policies are fetched from the learner, which is another one in each run"
-    if before.engine != "torch" and before.vllm.on_update == "keep":
-        # Its prefix cache has a key for each version, and versions begin again at 0 in each run.
-        return "generation.vllm.on_update keep would find prompts in the cache of the run before"
-    if started.policy.router_replay != wanted.policy.router_replay:
-        return "policy.router_replay is not what the engine was started with"
-    if _architecture_of(started) != _architecture_of(wanted):
-        return "config.json of its first policy is another one, as with YaRN"
-    return None
-
-
-def _architecture_of(config: Config) -> dict[str, Any]:
-    """config.json of the policy that a run begins with. Raises RunRefused."""
-    file: Path = config.in_run_folder(config.policy.path) / "config.json"
-    return read_json_object(file, RunRefused)
-
-
-# The gRPC API.
-
-STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
-    EngineError: grpc.StatusCode.INVALID_ARGUMENT,  # a task that cannot be sampled
-    TaskRefused: grpc.StatusCode.INVALID_ARGUMENT,
-    ToolUnavailable: grpc.StatusCode.UNAVAILABLE,
-    SessionAbandoned: grpc.StatusCode.UNAVAILABLE,
-    EngineStopped: grpc.StatusCode.UNAVAILABLE,
-    PolicyMissing: grpc.StatusCode.UNAVAILABLE,
-    PolicyRefused: grpc.StatusCode.FAILED_PRECONDITION,
-    PoliciesDiffer: grpc.StatusCode.FAILED_PRECONDITION,
-    PolicyUnusable: grpc.StatusCode.INVALID_ARGUMENT,
-    RunRefused: grpc.StatusCode.FAILED_PRECONDITION,
-    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
-}
-
-Context = grpc.aio.ServicerContext[object, object]
-
-
-class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """The calls of generation.proto. Each converts the request, calls the engine, and converts the answer."""
-
-    def __init__(self, engine: Engine, rollouts: Rollouts, policies: Policies, next_run: NextRun | None = None) -> None:
-        self._engine = engine
-        self._next_run = next_run
-        self.serve_run(rollouts, policies)
-
-    def serve_run(self, rollouts: Rollouts, policies: Policies, evaluations: Rollouts | None = None) -> None:
-        """Answer for this run from now on. `evaluations` makes the rollouts of evaluations; None: `rollouts` does."""
-        self._rollouts = rollouts
-        self._evaluations = evaluations or rollouts
-        self._policies = policies
-
-    async def Generate(self, request: v1.GenerateRequest, context: Context) -> AsyncIterator[v1.GenerateResponse]:
-        """The rollouts in order of completion. A cancelled call cancels its tasks.
-
-        UNAVAILABLE without a policy, INVALID_ARGUMENT for a task, FAILED_PRECONDITION when another version is pinned.
-        """
-        tasks = [TASK.of(message) for message in request.tasks]
-        if self._policies.current is None:
-            raise PolicyMissing("no policy has been loaded yet")
-        async with self._pinned(request):
-            rollouts = self._evaluations if request.evaluation else self._rollouts
-            async for rollout in rollouts.all_of(tasks):
-                yield v1.GenerateResponse(record=encode_rollout(rollout)[1])
-
-    def _pinned(self, request: v1.GenerateRequest) -> AbstractAsyncContextManager[None]:
-        if not request.HasField("pin"):
-            return nullcontext()
-        if not 0 < request.pin.limit_s <= _LONGEST_PIN_S:
-            raise InvalidMessage(f"pin.limit_s must be above 0 and at most {_LONGEST_PIN_S:.0f}")
-        return self._policies.pinned(request.pin.policy_version, request.pin.limit_s)
-
-    async def UpdatePolicy(self, request: v1.UpdatePolicyRequest, context: Context) -> v1.UpdatePolicyResponse:
-        """Load a policy, with `older` also one that is. After an error the old weights stay in use.
-
-        FAILED_PRECONDITION for one that is older, INVALID_ARGUMENT when its files are not the manifest's or do not fit.
-        """
-        manifest = MANIFEST.of(request.manifest)
-        pause_s = await self._policies.update(manifest, older=request.older)
-        return v1.UpdatePolicyResponse(policy_version=manifest.policy_version, pause_s=pause_s)
-
-    async def Pause(
-        self, request: v1.GenerationServicePauseRequest, context: Context
-    ) -> v1.GenerationServicePauseResponse:
-        """Pause between two steps. INVALID_ARGUMENT when `limit_s` is not in the range that the protocol names."""
-        limit_s = request.limit_s or _PAUSE_S
-        if not 0 < limit_s <= _LONGEST_PAUSE_S:
-            raise InvalidMessage(f"limit_s must be above 0 and at most {_LONGEST_PAUSE_S:.0f}")
-        await self._engine.pause(limit_s)
-        return v1.GenerationServicePauseResponse()
-
-    async def Resume(
-        self, request: v1.GenerationServiceResumeRequest, context: Context
-    ) -> v1.GenerationServiceResumeResponse:
-        await self._engine.resume()
-        return v1.GenerationServiceResumeResponse()
-
-    async def Status(
-        self, request: v1.GenerationServiceStatusRequest, context: Context
-    ) -> v1.GenerationServiceStatusResponse:
-        """The state of the engine. The policy is that of the present run."""
-        policy = self._policies.current
-        return v1.GenerationServiceStatusResponse(
-            engine=self._engine.name,
-            policy_version=policy.policy_version if policy is not None else 0,
-            has_policy=policy is not None,
-            running_rollouts=self._engine.num_running,
-            waiting_rollouts=self._engine.num_waiting,
-            num_tokens=self._engine.num_tokens,
-            paused=self._engine.paused,
-            idle_s=self._engine.idle_s,
-        )
-
-    async def ServeNextRun(self, request: v1.ServeNextRunRequest, context: Context) -> v1.ServeNextRunResponse:
-        if self._next_run is None:
-            raise RunRefused("this service has one run only")
-        return v1.ServeNextRunResponse(run_name=await self._next_run.change())
 
 
 # The process.

@@ -3,199 +3,33 @@
 INVARIANT: each entry has exactly one line in the output, in the order of the input, written and flushed as soon as all
 earlier ones are known. A bad entry is reported there and at the end, and does not stop the others. At most AHEAD
 entries are in memory for each submission that is graded at the same time.
-
-INVARIANT: an output never replaces a file that is read. A resumed output keeps its lines up to the first that is torn
-or has no verdict because the service failed; each entry has exactly one line in the end.
-
-INVARIANT: memory grows with the number of problems and of bad lines shown, never with the number of submissions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from nouscoder.atomic_files import naming_storage_faults, whole_or_gone
+from nouscoder.atomic_files import whole_or_gone
 from nouscoder.client import GradingFailed
 from nouscoder.config import Config
 from nouscoder.data.bounded_files import STDIN
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import store_beside
-from nouscoder.domain.estimates import USUAL_K, mean_pass_at_k
-from nouscoder.domain.reasoning import UnknownPrompts, begun_by
-from nouscoder.domain.verdict import VerdictKind
+from nouscoder.domain.reasoning import begun_by
 from nouscoder.errors import ExitCode, NousCoderError, Unusable, WrongUse, first_error, for_terminal
-from nouscoder.grade_files.answers import (
-    Answerer,
-    BadEntry,
-    Entry,
-    GradingTarget,
-    answers_of,
-    library_fault_of,
-    read_entries,
-)
+from nouscoder.grade_files.answers import Answerer, GradingTarget, answers_of, library_fault_of
+from nouscoder.grade_files.entries import BadEntry, Entry, read_entries
+from nouscoder.grade_files.output import OutputFault, kept_lines, opened_output, refuse_input
+from nouscoder.grade_files.summary import GradeSummary
 from nouscoder.progress_bar import progress_bar
-
-# The output of `nouscoder grade`: one JSON line an entry, in the order of the entries, flushed line by line.
-
-
-class OutputFault(Unusable):
-    """The output does not belong to the input. The message names the file."""
-
-
-def refuse_input(out: Path | None, inputs: tuple[Path | None, ...]) -> None:
-    """Raises OutputFault when the output is one of the inputs."""
-    for given in inputs:
-        if out is not None and given is not None and given.exists() and out.exists() and out.samefile(given):
-            raise OutputFault(f"--out {out} is the input itself: give another file")
-
-
-_BEGIN = b'{"id": '  # of each line
-
-
-def kept_lines(out: Path) -> Iterator[dict[str, Any]]:
-    """The lines of an earlier output that a resumed grading keeps. The file is cut after the last of them.
-
-    Raises OutputFault for a file with other lines, which is not changed.
-    """
-    end, is_kept = 0, True
-    try:
-        with out.open("rb") as file:
-            for line in file:
-                record = _record(line)
-                is_torn = not line.endswith(b"\n") and line[: len(_BEGIN)] == _BEGIN[: len(line)]
-                if not ("id" in record and {"verdict", "error"} & record.keys()) and (record or not is_torn):
-                    raise OutputFault(f"{out} holds lines that are no verdicts of this command: give another --out")
-                is_kept = is_kept and line.endswith(b"\n") and _is_kept(record)
-                if is_kept:
-                    end += len(line)
-                    yield record
-        os.truncate(out, end)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise OutputFault(f"{out} cannot be read: {error.strerror or error}") from error
-
-
-def _record(line: bytes) -> dict[str, Any]:
-    """The record of a line; empty when it holds none."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _is_kept(record: dict[str, Any]) -> bool:
-    """Whether it is a verdict of the program, or a bad line: these are not graded again."""
-    is_ours = record.get("verdict", VerdictKind.INTERNAL_ERROR.value) == VerdictKind.INTERNAL_ERROR.value
-    return not is_ours or bool(record.get("bad_line"))
-
-
-@contextmanager
-def opened_output(out: Path | None, *, resume: bool) -> Iterator[TextIO]:
-    """The output, stdout when there is no file. Raises StorageError."""
-    if out is None:
-        yield sys.stdout
-        return
-    is_new = not out.exists()
-    with naming_storage_faults(out):
-        file = out.open("a" if resume else "w", encoding="utf8")
-    try:
-        with file:
-            yield file
-    finally:
-        if is_new and not out.stat().st_size:  # not even one verdict found room
-            out.unlink()
-
-
-# The sum of a file's verdicts: counts by verdict, lines that could not be graded, pass@k.
-
-_BAD_LINES_SHOWN = 1000
-_REASONS_SHOWN = 5
-
-
-@dataclass(slots=True)
-class GradeSummary:
-    """Counts so far. `by_problem` has (graded, accepted) of each problem; failures of the service count in neither."""
-
-    verdicts: Counter[str] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)
-    by_problem: dict[str, list[int]] = field(default_factory=dict)
-    num_bad: int = 0
-    num_failed: int = 0
-    bad_lines: list[str] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)  # of the first failures of the service
-    prompts: UnknownPrompts = field(default_factory=UnknownPrompts)
-
-    def add(self, number: int, problem_id: str, record: dict[str, Any]) -> None:
-        """Count a line of the output."""
-        verdict = record.get("verdict")
-        if record.get("bad_line"):
-            self.num_bad += 1
-            if len(self.bad_lines) < _BAD_LINES_SHOWN:
-                self.bad_lines.append(f"line {number}: {record['error']}")
-        elif verdict is None or verdict == VerdictKind.INTERNAL_ERROR.value:
-            self.num_failed += 1
-            reason = str(record.get("error") or record.get("detail") or VerdictKind.INTERNAL_ERROR.value)
-            if reason in self.reasons or len(self.reasons) < _REASONS_SHOWN:
-                self.reasons[reason] += 1
-        else:
-            self.verdicts[verdict] += 1
-            self.languages.update([record["language"]] if "language" in record else [])
-            if problem_id:
-                counts = self.by_problem.setdefault(problem_id, [0, 0])
-                counts[0] += 1
-                counts[1] += verdict == VerdictKind.ACCEPTED.value
-
-    @property
-    def num_lines(self) -> int:
-        """All lines of the output."""
-        return self.verdicts.total() + self.num_bad + self.num_failed
-
-    @property
-    def pass_at_k(self) -> dict[int, float]:
-        """pass@k for each usual k that every problem has samples for."""
-        counts = [(graded, accepted) for graded, accepted in self.by_problem.values()]
-        found = {k: mean_pass_at_k(counts, k) for k in USUAL_K}
-        return {k: value for k, value in found.items() if value is not None}
-
-    def record(self) -> dict[str, Any]:
-        """The summary as JSON."""
-        return {
-            "submissions": self.num_lines,
-            "verdicts": dict(self.verdicts.most_common()),
-            "languages": dict(self.languages.most_common()),
-            "without_verdict": self.num_failed,
-            "bad_lines": self.num_bad,
-            "bad_line_reasons": self.bad_lines,
-            "problems": len(self.by_problem),
-            "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
-        }
-
-    def text(self) -> str:
-        """The summary as a table for people."""
-        graded = self.verdicts.total()
-        rows = [(kind, f"{count}", f"{count / graded:.1%}") for kind, count in self.verdicts.most_common()]
-        rows += [("without verdict", f"{self.num_failed}", "")] if self.num_failed else []
-        rows += [("bad lines", f"{self.num_bad}", "")] if self.num_bad else []
-        rows += [(f"pass@{k}", f"{value:.4f}", "") for k, value in self.pass_at_k.items()]
-        lines = [f"{name:<24}{value:>10}{share:>9}".rstrip() for name, value, share in rows]
-        problems = f" of {len(self.by_problem)} problem{'s' * (len(self.by_problem) != 1)}" if self.by_problem else ""
-        reasons = [f"without verdict: {reason} ({count})" for reason, count in self.reasons.most_common()]
-        counts = ", ".join(f"{language} {count}" for language, count in self.languages.most_common())
-        languages = f"; graded as {counts}" if counts else ""
-        head = f"{self.num_lines} submission{'s' * (self.num_lines != 1)}{problems}{languages}"
-        return "\n".join([*self.bad_lines, *reasons, head, *lines])
-
 
 AHEAD = 4
 

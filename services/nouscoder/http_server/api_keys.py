@@ -1,12 +1,8 @@
-"""Who may send requests: clients with an API key, or without keys all but browsers that a foreign site sends.
+"""Which clients may send requests: those with an API key, or all when no keys are configured.
 
 Only the SHA-256 of a key is stored, one per line, in a file or in the environment:
 
     client-name:sha256hex[:max_in_flight[:submissions_per_minute]]
-
-Any web page can make a visitor's browser send requests to a service on the visitor's machine or network. Such a request
-names the page in `Origin`. A page whose own DNS name is pointed at the service (DNS rebinding) shows that name in
-`Host`. A service without keys refuses both, unless the name is configured.
 
 INVARIANT: a file that cannot be read or has an invalid line changes nothing: the keys read before stay valid until the
 file is correct again. If no keys are configured at all, every request is admitted. A file without a key admits none.
@@ -14,7 +10,6 @@ file is correct again. If no keys are configured at all, every request is admitt
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import ipaddress
@@ -23,10 +18,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from nouscoder.errors import Unusable, why_unreadable
 from nouscoder.input_file import regular
@@ -190,47 +184,3 @@ def client_of(address: tuple[str, int] | None) -> str:
     if found.version == 4 or found.ipv4_mapped is not None:
         return host
     return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
-
-
-# Which requests from browsers a service without API keys accepts. Pure.
-
-_PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".svc")  # no public DNS has names like these
-
-
-def foreign_part(host: str | None, origin: str | None, names: Collection[str]) -> str | None:
-    """The header ("Host" or "Origin") that names a foreign site; None when there is none.
-
-    `host` and `origin` are the headers of a request, None when missing: programs that are not browsers send no Origin.
-    `names` are the configured host names.
-    """
-    if host is not None and not _is_own(_name_of(f"//{host}"), names):
-        return "Host"
-    if origin is None or _name_of(origin) in names:
-        return None
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return "Origin"
-    same = parts.scheme in ("http", "https") and host is not None and parts.netloc.lower() == host.lower()
-    return None if same else "Origin"
-
-
-def _is_own(name: str, names: Collection[str]) -> bool:
-    """Whether no foreign site can have this name: addresses, names without a dot, and private endings."""
-    return name in names or bool(name and "." not in name) or name.endswith(_PRIVATE_ENDINGS) or _is_address(name)
-
-
-@functools.lru_cache(maxsize=64)  # asked for every request
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _name_of(url: str) -> str:
-    try:
-        return (urlsplit(url).hostname or "").rstrip(".")
-    except ValueError:
-        return ""

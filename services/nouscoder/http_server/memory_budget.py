@@ -9,7 +9,7 @@ that wait together have at most an eighth of the budget. The bytes of a request 
 
 INVARIANT: where the scope names a client (CLIENT_KEY), the requests of one client hold at most half of the budget.
 
-INVARIANT: over REST an answer is counted before it is sent, and until `send` has returned (http_server/listener.py:
+INVARIANT: over REST an answer is counted before it is sent, and until `send` has returned (http_server/delivery.py:
 until the transport has it). An answer of known length for which there is no room becomes a 429. A stream gets a last
 record.
 """

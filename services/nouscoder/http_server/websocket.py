@@ -21,7 +21,7 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-from nouscoder.http_server.listener import ANSWER_PATIENCE_S
+from nouscoder.http_server.delivery import ANSWER_PATIENCE_S
 
 MAX_FRAMES = 1024
 MAX_PINGS, MAX_MESSAGES = 100, 200  # in a second

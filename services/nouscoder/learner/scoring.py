@@ -9,9 +9,10 @@ from random import Random
 
 from nouscoder.domain.batch import Batch, CompletedGroups, GradedRollout
 from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded, repeated_share
+from nouscoder.domain.reward import group_length_rewards
 from nouscoder.domain.signal import has_signal
 from nouscoder.domain.staleness import staleness_of
-from nouscoder.domain.verdict import VerdictKind, group_length_rewards
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.objectives.advantage import AdvantageSection, Estimator, Overlong, batch_advantages, group_advantages
 
 

@@ -33,7 +33,7 @@ from nouscoder.recorded_evaluations import RecordedEvaluations
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
-from nouscoder.rpc.worker import sole_worker_id
+from nouscoder.rpc.worker_id import sole_worker_id
 from nouscoder.v1 import learner_pb2 as v1
 from nouscoder.v1 import learner_pb2_grpc
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.report.charts import BarChart, Series, bar_figure, scrolled_table
+from nouscoder.report.bar_charts import BarChart, bar_figure
+from nouscoder.report.charts import Series, scrolled_table
 from nouscoder.report.markup import escape, html_page, section, tiles
 
 # An objective's figures, as `nouscoder objectives compare --json` prints them.

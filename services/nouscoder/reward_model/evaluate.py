@@ -18,7 +18,7 @@ from pydantic import Field
 from nouscoder.data.json_records import checked_records
 from nouscoder.domain.estimates import best_of_n, correlation, pass_at_k
 from nouscoder.errors import Unusable
-from nouscoder.evaluation.samples import ScoredProblem, scored_problems
+from nouscoder.evaluation.scored_samples import ScoredProblem, scored_problems
 from nouscoder.formats.body import Body
 from nouscoder.reward_model.model import AnswerEncoder, load_reward_model, scores_of
 from nouscoder.reward_model.pairs import PairBody, read_pairs

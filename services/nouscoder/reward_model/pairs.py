@@ -18,7 +18,7 @@ from nouscoder.atomic_files import write_whole
 from nouscoder.data.json_records import checked_records
 from nouscoder.domain.signal import SCORE_DIGITS
 from nouscoder.errors import Unusable
-from nouscoder.evaluation.samples import ScoredProblem
+from nouscoder.evaluation.scored_samples import ScoredProblem
 from nouscoder.formats.body import Body
 
 

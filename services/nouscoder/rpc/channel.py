@@ -10,7 +10,8 @@ import grpc
 
 from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.retry import Retry
-from nouscoder.rpc.server import ERROR_TRAILER, MAX_MESSAGE_BYTES, RUN_AGENT
+from nouscoder.rpc.server import MAX_MESSAGE_BYTES
+from nouscoder.rpc.status_codes import ERROR_TRAILER, RUN_AGENT
 from nouscoder.rpc.tls import ChannelTls
 
 Answer = TypeVar("Answer")

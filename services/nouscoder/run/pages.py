@@ -37,8 +37,8 @@ from typing import BinaryIO
 from urllib.parse import parse_qs
 
 from nouscoder.errors import without_secrets
-from nouscoder.http_server.api_keys import foreign_part
 from nouscoder.http_server.bounded_threads import BoundedThreads
+from nouscoder.http_server.foreign_sites import foreign_part
 from nouscoder.report.follow import position_of
 from nouscoder.report.samples import batch_json, browser, rollouts_page
 from nouscoder.report.untrained import FILE as UNTRAINED

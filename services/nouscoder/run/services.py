@@ -47,7 +47,7 @@ from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.worker import observer_id
+from nouscoder.rpc.worker_id import observer_id
 from nouscoder.run.folder import RunFolder, attach_patiently, newest_version
 from nouscoder.run.resume import continue_finished, external_changes, note_given, resumed, take
 from nouscoder.run.supervisor import SHARED_CORES, ProcessSpec, SupervisedProcess, Supervisor

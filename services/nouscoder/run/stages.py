@@ -6,7 +6,7 @@ process starts itself again with the stage of then. So each stage has a process 
 has, and no memory of a GPU is left. The verifier has no stage.
 
 INVARIANT: no service takes part in two runs at a time. A service that is late, or early, is refused by the others,
-which answer only calls for their own run (rpc/server.py), and the callers try again.
+which answer only calls for their own run (rpc/status_codes.py), and the callers try again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nouscoder.retry import Retry
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.worker import observer_id
+from nouscoder.rpc.worker_id import observer_id
 from nouscoder.run.supervisor import SupervisionError
 
 _LOOK_EVERY_S = 2.0

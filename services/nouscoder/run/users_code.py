@@ -13,7 +13,7 @@ from functools import partial
 
 from nouscoder.config import Config
 from nouscoder.config.generation import EntryPointSection
-from nouscoder.domain.verdict import RewardRule
+from nouscoder.domain.reward import RewardRule
 from nouscoder.entry_points import load_entry_point
 from nouscoder.errors import NousCoderError
 from nouscoder.objectives.correction import CorrectionKind

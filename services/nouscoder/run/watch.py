@@ -40,7 +40,7 @@ from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
 from nouscoder.rpc.learner_client import LearnerClient, LearnerStatus
 from nouscoder.rpc.metrics_page import read_metrics
 from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.worker import observer_id
+from nouscoder.rpc.worker_id import observer_id
 from nouscoder.run.sinks.follower import MetricsTail
 from nouscoder.run.supervisor import SupervisedProcess
 from nouscoder.run.view import ProcessLine, Snapshot

@@ -90,7 +90,7 @@ class LeaseTasksRequest(_message.Message):
     MAX_TASKS_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_id.py)."""
     max_tasks: _builtins.int
     """Maximum number of leases."""
     wait_s: _builtins.float
@@ -223,7 +223,7 @@ class KeepPartialsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_id.py)."""
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialPiece]:
         """At most one for each lease."""
@@ -351,7 +351,7 @@ class SubmitRolloutsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ROLLOUTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_id.py)."""
     @_builtins.property
     def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmittedRollout]:
         """The work."""
@@ -404,7 +404,7 @@ class LeaseGradingRequest(_message.Message):
     MAX_ROLLOUTS_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_id.py)."""
     max_rollouts: _builtins.int
     """Maximum number of leases."""
     wait_s: _builtins.float
@@ -579,7 +579,7 @@ class SubmitVerdictsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_id.py)."""
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmittedVerdict]:
         """The work."""
@@ -1279,7 +1279,7 @@ class WatchPolicyRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_id.py)."""
     def __init__(
         self,
         *,
@@ -1329,7 +1329,7 @@ class HeartbeatRequest(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     OLDEST_VERSIONS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_id.py)."""
     paused: _builtins.bool
     """The worker was paused by a person."""
     @_builtins.property
@@ -1376,7 +1376,7 @@ class ReleaseLeasesRequest(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     ABANDONED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker id: name and incarnation (services/nouscoder/rpc/worker.py)."""
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_id.py)."""
     refused: _builtins.str
     """Why no worker can make a rollout of these tasks: their problems are not asked again. Empty: others get the work."""
     abandoned: _builtins.bool

@@ -25,7 +25,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.tls import ChannelTls
-from nouscoder.rpc.worker import held_worker_id
+from nouscoder.rpc.worker_id import held_worker_id
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestsCache, TestStore
 from nouscoder.verifier.api.streaming import grade_patiently

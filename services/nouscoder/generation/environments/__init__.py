@@ -10,7 +10,8 @@ from nouscoder.config.generation import AgentSection, EntryPointSection, Interpr
 from nouscoder.generation.environments.agent import Agent, AgentSessions
 from nouscoder.generation.environments.base import Environment, EnvironmentUnusable
 from nouscoder.generation.environments.prompts import SingleTurn
-from nouscoder.generation.environments.tools import Feedback, Tools, WithInterpreter
+from nouscoder.generation.environments.tools import Tools
+from nouscoder.generation.environments.with_tools import Feedback, WithInterpreter
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 if TYPE_CHECKING:

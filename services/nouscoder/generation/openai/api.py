@@ -8,8 +8,8 @@
 The model is NAME, or NAME@VERSION for a client that wants no other policy version.
 
 INVARIANT: no request to a path outside `OPEN` reaches the API without a valid token, when tokens are configured.
-Without tokens no request that a browser sends for a foreign site does (http_server/api_keys.py). A body is read within
-the memory budget (http_server/memory_budget.py) and its time limit. At most `max_requests` requests are sampled at a
+Without tokens no request that a browser sends for a foreign site does (http_server/foreign_sites.py). A body is read
+within the memory budget (http_server/memory_budget.py) and its time limit. At most `max_requests` requests are sampled at a
 time, shared by clients (shares.py). Each request outside `OPEN` is counted once, when it ends in any way. One whose
 client hung up before the status has 499.
 """
@@ -46,9 +46,10 @@ from nouscoder.generation.openai.completions import Completions, PreparedRequest
 from nouscoder.generation.openai.sampling import ApiSampler
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, busy, parsed
 from nouscoder.generation.weights.policies import Policies
-from nouscoder.http_server.api_keys import ApiKeys, client_of, foreign_part
+from nouscoder.http_server.api_keys import ApiKeys, client_of
 from nouscoder.http_server.body import BodyFault, read_body, while_connected
 from nouscoder.http_server.fair_queue import QueueFull
+from nouscoder.http_server.foreign_sites import foreign_part
 from nouscoder.http_server.listener import http_context, listen, serve_http
 from nouscoder.http_server.memory_budget import CLIENT_KEY, CountMemory, MemoryBudget, Refusals
 from nouscoder.policy_folder.inspection import context_tokens

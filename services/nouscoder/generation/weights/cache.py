@@ -16,7 +16,8 @@ from pathlib import Path
 
 from nouscoder.atomic_files import FolderInUse, lock_file, sha256_of
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.errors import ExitCode, NousCoderError, Unusable
+from nouscoder.errors import Unusable
+from nouscoder.generation.weights.errors import PolicyUnusable
 from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta
 from nouscoder.private_folder import NotPrivate, private_folder
 
@@ -25,31 +26,6 @@ _PART = ".part"
 _WRITTEN_BYTES = 32 * 1024**2  # written and hashed at once: each call in a thread waits for Python's lock
 _DELTA = ".delta"
 _POLICIES = "????????-*"
-
-
-# Errors about policies, here and in the modules beside. After each of them, the current weights stay in use.
-
-
-class PolicyUnusable(NousCoderError):
-    """The weights differ from the manifest, do not fit the engine, or cannot be fetched."""
-
-    exit_code = ExitCode.DAMAGED
-
-
-class PolicyGone(PolicyUnusable):
-    """The learner has removed this policy, because there is or will be a newer one."""
-
-
-class PolicyMissing(NousCoderError):
-    """No policy has been loaded yet, so nothing can be sampled."""
-
-
-class PolicyRefused(NousCoderError):
-    """The manifest is older than the policy in use, or has the same version with other weights."""
-
-
-class PoliciesDiffer(Unusable):
-    """Learner and generation do not have the same first policy. The message names the tensor or the file."""
 
 
 class PolicyCache:

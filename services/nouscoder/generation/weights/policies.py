@@ -21,7 +21,7 @@ from pathlib import Path
 
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
-from nouscoder.generation.weights.cache import PoliciesDiffer, PolicyGone, PolicyRefused, PolicyUnusable
+from nouscoder.generation.weights.errors import PoliciesDiffer, PolicyGone, PolicyRefused, PolicyUnusable
 from nouscoder.generation.weights.source import FolderSource, LearnerMemory, PolicySource
 from nouscoder.policy_folder.identity import differing_file, differing_tensor
 from nouscoder.retry import Retry

@@ -21,7 +21,8 @@ from nouscoder.atomic_files import sha256_of
 from nouscoder.domain.policy import PolicyFile, PolicyManifest, Shard, Transport
 from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
-from nouscoder.generation.weights.cache import PolicyCache, PolicyGone, PolicyUnusable
+from nouscoder.generation.weights.cache import PolicyCache
+from nouscoder.generation.weights.errors import PolicyGone, PolicyUnusable
 from nouscoder.policy_folder.weights_files import FileState, state_of
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBusy, PeerError, PeerNotFound, PeerUnreachable

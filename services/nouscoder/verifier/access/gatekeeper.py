@@ -17,7 +17,8 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nouscoder.http_server.api_keys import ApiKeys, foreign_part
+from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.foreign_sites import foreign_part
 from nouscoder.http_server.memory_budget import CLIENT_KEY, Refusals
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 

@@ -25,8 +25,9 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nouscoder.domain.reasoning import begun_by
+from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
-from nouscoder.domain.verdict import Verdict, reward_of_verdict
+from nouscoder.domain.verdict import Verdict
 from nouscoder.formats.body import ListOf
 from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes
 from nouscoder.http_server.body import read_body, while_connected

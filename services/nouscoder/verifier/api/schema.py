@@ -14,8 +14,9 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
 
+from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
-from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind, reward_of_verdict
+from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import (
     MOST_FAULTS,
     Body,

@@ -39,7 +39,7 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.errors import Unusable
 from nouscoder.installation import how_to_install
-from nouscoder.rpc.server import rebuilt
+from nouscoder.rpc.status_codes import rebuilt
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome
 from nouscoder.verifier.observe.metrics import current_trace

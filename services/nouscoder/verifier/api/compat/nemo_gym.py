@@ -27,8 +27,9 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.types import Message
 
+from nouscoder.domain.reward import RewardRule, reward_of_verdict
 from nouscoder.domain.submission import CallTests, Profile, Submission, TestsReference
-from nouscoder.domain.verdict import RewardRule, Verdict, VerdictKind, reward_of_verdict
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.formats.json_values import ValueCount, json_bytes, json_value, with_whole_characters
 from nouscoder.formats.public_shapes import NOT_MET, unmet
 from nouscoder.formats.sent_tests import NotTests, fields_of
