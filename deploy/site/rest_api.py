@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import JobsSection, TestsSection
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.store.blobs import FolderBlobs
-from nouscoder.store.tests import TestsCache
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.quotas import ClientTests, Quotas
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.rest import DrainState, make_app

@@ -9,8 +9,9 @@ import pytest
 from redis.asyncio import Redis
 
 from nouscoder.broker.redis_server import start_redis
+from nouscoder.store.folder_records import FolderRecords
 from nouscoder.store.object_records import ObjectRecords
-from nouscoder.store.record_store import ByteRange, FolderRecords, RecordStore, RecordStoreError
+from nouscoder.store.record_store import ByteRange, RecordStore, RecordStoreError
 from nouscoder.store.redis_records import RedisRecords
 
 RECORD = bytes(range(256)) * 4

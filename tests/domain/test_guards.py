@@ -21,7 +21,8 @@ from nouscoder.domain.guards import (
     repeated_share,
     warnings,
 )
-from nouscoder.run.watch import GuardWatch, SamplerMismatch
+from nouscoder.run.guard_watch import GuardWatch
+from nouscoder.run.learning_signal import SamplerMismatch
 
 HEALTHY = BatchFigures(
     entropy=0.3,

@@ -9,7 +9,7 @@ import pytest
 
 from nouscoder.config import Config, load_config
 from nouscoder.domain.run_status import Ledger, RunStatus
-from nouscoder.run.watch import WARN_AFTER_S, LearningSignal, NothingToLearn, all_retired
+from nouscoder.run.learning_signal import WARN_AFTER_S, LearningSignal, NothingToLearn, all_retired
 
 
 class Clock:

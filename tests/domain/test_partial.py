@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from nouscoder.domain.partial import Part, PartialRollout, joined, num_tokens, tokens_from
 from nouscoder.domain.tokens import ExpertChoices, SampledTokens, float32, int32, spans_of
-from nouscoder.store.rollout_record import RecordError, decode_pieces, encode_piece
+from nouscoder.store.pieces import decode_pieces, encode_piece
+from nouscoder.store.record_layout import RecordError
 
 
 @st.composite

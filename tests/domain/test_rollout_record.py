@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, ExpertChoices, FinishReason, float32, int32, joined, spans_of
-from nouscoder.store.rollout_record import RecordError, decode_rollout, decode_text, encode_rollout
+from nouscoder.store.record_layout import RecordError
+from nouscoder.store.rollout_record import decode_rollout, decode_text, encode_rollout
 
 # Of `dense_rollout`, by the program before records could have experts.
 BYTES_OF_VERSION_1, DIGEST_OF_VERSION_1 = 200, "00c92dde3d5b1dbacbdc7577ba79a20db2f6b3ee3be1c479cc2b93dc7361d92a"

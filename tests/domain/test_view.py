@@ -11,18 +11,9 @@ from rich.console import Console
 
 from nouscoder.domain.run_status import Ledger
 from nouscoder.run.console.feed import Feed
-from nouscoder.run.view import (
-    LiveView,
-    PlainView,
-    ProcessLine,
-    Snapshot,
-    duration,
-    open_view,
-    plain_line,
-    plain_progress,
-    render,
-    sparkline,
-)
+from nouscoder.run.panel import render, sparkline
+from nouscoder.run.snapshot import ProcessLine, Snapshot, duration, plain_line, plain_progress
+from nouscoder.run.view import LiveView, PlainView, open_view
 
 BALANCED = Ledger(2140, 1536, 384, 16, 0, {"queued": 12, "sampling": 64, "sampled": 20, "ready": 108, "grading": 0})
 LOST = Ledger(2140, 1536, 384, 16, 0, {"queued": 12})

@@ -19,7 +19,8 @@ from nouscoder.config import load_config
 from nouscoder.demo.policy import PolicySize, build_policy, save_policy
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import load_tokenizer
-from nouscoder.sft.reading import Encoder, example_of
+from nouscoder.sft.encoder import Encoder
+from nouscoder.sft.records import example_of
 
 pytestmark = pytest.mark.alone
 

@@ -15,10 +15,10 @@ from tests.npm_package import NpmPackage
 from tests.services.test_console_follow import lines_of
 
 from nouscoder.domain.run_status import Ledger
-from nouscoder.run.console import feed as told
+from nouscoder.run.console import events as told
 from nouscoder.run.console.feed import Feed
 from nouscoder.run.pages import open_pages
-from nouscoder.run.view import ProcessLine, Snapshot
+from nouscoder.run.snapshot import ProcessLine, Snapshot
 
 LEDGER = Ledger(100, 60, 20, 0, 0, {"queued": 4, "sampling": 16})
 UPLOT = NpmPackage(

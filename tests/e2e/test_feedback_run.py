@@ -29,7 +29,7 @@ from nouscoder.domain.submission import Limits, StdinCase, StdinTests
 from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.run.export import export
-from nouscoder.sft.reading import demonstration
+from nouscoder.sft.rollouts import demonstration
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 LIMITS = Limits(wall_time_s=10.0, cpu_time_s=5.0, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)

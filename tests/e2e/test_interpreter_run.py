@@ -22,7 +22,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.submission import MathCase, MathTests
 from nouscoder.learner.state.saved_batches import SavedBatches
-from nouscoder.sft.reading import demonstration
+from nouscoder.sft.rollouts import demonstration
 
 NUM_TRAIN, NUM_HELD_OUT = 200, 80
 NUM_BATCHES, GROUPS, GROUP_SIZE = 6, 4, 8

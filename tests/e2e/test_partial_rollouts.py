@@ -22,7 +22,8 @@ from nouscoder.domain.tokens import Completion, spans_between
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.store.rollout_record import decode_pieces, decode_rollout
+from nouscoder.store.pieces import decode_pieces
+from nouscoder.store.rollout_record import decode_rollout
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 

@@ -12,7 +12,7 @@ from tests.openai_mock import MockServer, serving
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.sft.reading import example_of
+from nouscoder.sft.records import example_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]  # on a busy machine
 

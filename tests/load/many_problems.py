@@ -39,7 +39,8 @@ from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.pairs import HEADER, LEASED_GRADINGS
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.rollout_record import encode_rollout
-from nouscoder.store.tests import StoredTests, TestsCache, TestStore
+from nouscoder.store.tests import StoredTests, TestStore
+from nouscoder.store.tests_cache import TestsCache
 
 CACHE_BYTES = 64 * 1024**2
 INPUT_BYTES = 10_000

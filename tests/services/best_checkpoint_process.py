@@ -33,9 +33,9 @@ from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.retry import Retry
 from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.run import evaluation
-from nouscoder.run.evaluation import PeriodicEvaluation
+from nouscoder.run import evaluation_files, periodic_evaluation
 from nouscoder.run.folder import RunFolder
+from nouscoder.run.periodic_evaluation import PeriodicEvaluation
 from nouscoder.run.view import PlainView
 from nouscoder.v1 import learner_pb2_grpc
 
@@ -121,8 +121,8 @@ async def _train(config: Config, folder: RunFolder, broker: Any) -> None:
         newest: PolicyManifest = broker.policies[-1]
         return newest
 
-    setattr(evaluation, "announced_policy", announced)  # noqa: B010 - mypy sees no such names there
-    setattr(evaluation, "measure", measure)  # noqa: B010
+    setattr(periodic_evaluation, "announced_policy", announced)  # noqa: B010 - mypy sees no such names there
+    setattr(periodic_evaluation, "measure", measure)  # noqa: B010
     async with listening(config, worker) as address:
         config = config.model_copy(update={"learner": config.learner.model_copy(update={"grpc": address})})
         services: Any = Scored(config)
@@ -141,7 +141,7 @@ async def _train(config: Config, folder: RunFolder, broker: Any) -> None:
                 await asyncio.sleep(0.005)
             await running
         await worker.close()
-    evaluation.drop_worse(folder.path)  # as the run does after its last evaluation
+    getattr(periodic_evaluation, "drop_worse")(folder.path)  # noqa: B009 - as the run does after its last evaluation
     folder.close()
 
 
@@ -159,12 +159,12 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "before the checkpoint is kept": _at(checkpoint_schedule, "keep_checkpoint", 2, before=True),
     "in the middle of the checkpoint that is kept": _at(checkpoint_store, "link_or_copy", 6, before=False),
     "after the checkpoint is kept": _at(checkpoint_schedule, "keep_checkpoint", 2, before=False),
-    "before the weights are kept": _at(evaluation, "keep_weights", 2, before=True),
-    "after the weights are kept": _at(evaluation, "keep_weights", 2, before=False),
+    "before the weights are kept": _at(periodic_evaluation, "keep_weights", 2, before=True),
+    "after the weights are kept": _at(periodic_evaluation, "keep_weights", 2, before=False),
     "after the policy is measured": _at(RunFolder, "write_json", 2, before=True),
     "after the evaluation is recorded": _at(RunFolder, "write_json", 2, before=False),
-    "in the middle of removing the old best": _at(evaluation, "remove", 1, before=False),
-    "after the old best is removed": _at(evaluation, "drop_worse", 2, before=False),
+    "in the middle of removing the old best": _at(evaluation_files, "remove", 1, before=False),
+    "after the old best is removed": _at(periodic_evaluation, "drop_worse", 2, before=False),
 }
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from nouscoder.atomic_files import numbered
 from nouscoder.learner.state.checkpoint_store import verified_checkpoint
-from nouscoder.run.evaluation import recorded_evaluations
+from nouscoder.run.evaluation_files import recorded_evaluations
 
 Train = Callable[[Path, str], int]
 SCRIPT = Path(__file__).with_name("best_checkpoint_process.py")

@@ -13,7 +13,7 @@ from nouscoder.broker.store import Pressure
 from nouscoder.domain.lease import LeasedTask, LeaseLoss
 from nouscoder.domain.partial import EncodedPiece, PartialRollout, tokens_from
 from nouscoder.domain.tokens import SampledTokens, float32, int32, spans_of
-from nouscoder.store.rollout_record import decode_pieces, encode_piece
+from nouscoder.store.pieces import decode_pieces, encode_piece
 
 NewBroker = Callable[..., Broker]
 GEN, OTHER = "generation-h-0-1", "generation-h-1-1"

@@ -33,7 +33,8 @@ from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable, open
 from nouscoder.rpc.worker import LeaseKeeper
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
-from nouscoder.store.tests import TestsCache, UnknownTests
+from nouscoder.store.tests import UnknownTests
+from nouscoder.store.tests_cache import TestsCache
 
 
 @dataclass

@@ -24,11 +24,12 @@ from nouscoder.config import load_config
 from nouscoder.demo import run as demo
 from nouscoder.domain.run_status import Ledger, RunMode
 from nouscoder.run import pages
-from nouscoder.run.console import feed as told
+from nouscoder.run.console import events as told
 from nouscoder.run.console.feed import MOST_WATCHERS, Feed
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.pages import open_pages
-from nouscoder.run.view import Snapshot, View
+from nouscoder.run.snapshot import Snapshot
+from nouscoder.run.view import View
 from nouscoder.run.watch import RunWatch
 
 LEDGER = Ledger(admitted=20, trained=8, filtered=4, stale=0, abandoned=0, in_flight={"sampling": 8})

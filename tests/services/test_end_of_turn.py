@@ -21,7 +21,9 @@ from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.policy_folder import chat_template
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.reward_model.model import end_token_of
-from nouscoder.sft.reading import Encoder, example_of, written
+from nouscoder.sft.encoder import Encoder
+from nouscoder.sft.records import example_of
+from nouscoder.sft.rollouts import written
 
 CHATML = (
     "{% for message in messages %}"

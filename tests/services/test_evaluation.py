@@ -38,7 +38,8 @@ from nouscoder.rpc.pairs import SUBMISSION, VERDICT
 from nouscoder.rpc.server import MAX_MESSAGE_BYTES
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
-from nouscoder.run.evaluation import evaluation_record, recorded_evaluations
+from nouscoder.run.evaluation import evaluation_record
+from nouscoder.run.evaluation_files import recorded_evaluations
 from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 

@@ -18,7 +18,8 @@ from nouscoder.config.generation import SingleTurnSection
 from nouscoder.domain.reasoning import CLOSING
 from nouscoder.policy_folder import chat_template
 from nouscoder.policy_folder.tokenizer import load_tokenizer
-from nouscoder.sft.reading import BadExample, Encoder, example_of
+from nouscoder.sft.encoder import Encoder
+from nouscoder.sft.records import BadExample, example_of
 
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 OPENED = CHATML.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")

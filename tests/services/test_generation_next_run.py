@@ -21,7 +21,7 @@ from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.next_run import NextRun, RunRefused, reason_to_start_again
 from nouscoder.generation.rollouts import ContextLimit
 from nouscoder.rpc.generation_client import GenerationClient
-from nouscoder.run.services import KeptGeneration
+from nouscoder.run.local_services import KeptGeneration
 from nouscoder.run.supervisor import ProcessState
 
 LIMIT_S = 240.0  # a process loads a tokenizer's library first

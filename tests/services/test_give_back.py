@@ -24,7 +24,7 @@ from nouscoder.run import give_back as giving_back
 from nouscoder.run import loop
 from nouscoder.run.folder import record_of
 from nouscoder.run.give_back import NotGivenBack, give_back
-from nouscoder.run.watch import NothingToLearn
+from nouscoder.run.learning_signal import NothingToLearn
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 AT = "/apis/apps/v1/namespaces/here"

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.config import VerifierSection
 from nouscoder.http_server.memory_budget import MemoryBudget
-from nouscoder.store.tests import TestsCache
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.compat.mcp import add_mcp
 from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym

@@ -29,7 +29,7 @@ from nouscoder.learner.state.checkpoint_store import PendingCheckpoint, verified
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.server import Served, start_grpc
-from nouscoder.run.evaluation import NotKept, kept_checkpoint
+from nouscoder.run.kept_checkpoint import NotKept, kept_checkpoint
 from nouscoder.v1 import learner_pb2_grpc
 
 LIMIT_S = 120.0

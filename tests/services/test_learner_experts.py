@@ -33,11 +33,7 @@ from nouscoder.learner.model.decoder_layers import checkpoint_activations
 from nouscoder.learner.model.experts import replay_experts
 from nouscoder.learner.model.logprobs import score_tokens
 from nouscoder.learner.model.packing import MicroBatch, pack_row
-from nouscoder.learner.model.synthetic import (
-    random_batch,
-    random_policy,
-    write_policy_folder,
-)
+from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.model.weights import load_model, stored_dtypes
 from nouscoder.learner.parallel.operations import active_parameters
 from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
@@ -45,7 +41,8 @@ from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.advantage import AdvantageSection, Overlong
 from nouscoder.policy_folder.policy_tensors import merge_experts, routers_of, split_experts
 from nouscoder.policy_folder.weights_files import weights_files
-from nouscoder.store.rollout_record import decode_pieces, decode_rollout, encode_piece, encode_rollout
+from nouscoder.store.pieces import decode_pieces, encode_piece
+from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 
 CPU = torch.device("cpu")
 PROMPTS = ((5, 9, 30), (7,), (5, 9, 30, 11, 40, 8))

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.memory_budget import MemoryBudget
-from nouscoder.store.tests import TestsCache
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.api.compat.mcp import VERSION, add_mcp
 from nouscoder.verifier.api.compat.problem_set import NO_PROBLEMS, open_problem_set

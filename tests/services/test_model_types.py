@@ -30,7 +30,7 @@ from nouscoder.learner.model.packing import pack
 from nouscoder.learner.model.synthetic import write_policy_folder
 from nouscoder.learner.model.weights import stored_dtypes
 from nouscoder.policy_folder.weights_files import weights_files
-from nouscoder.sft.reading import rollout_of
+from nouscoder.sft.rollouts import rollout_of
 from nouscoder.sft.training import SupervisedTraining, training_config
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"

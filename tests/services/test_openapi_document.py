@@ -20,7 +20,7 @@ from nouscoder.config import JobsSection, TestsSection
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.store.blobs import FolderBlobs
-from nouscoder.store.tests import TestsCache
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.gatekeeper import is_open_path
 from nouscoder.verifier.access.quotas import ClientTests, Quotas
 from nouscoder.verifier.api.capabilities import Capabilities

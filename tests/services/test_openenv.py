@@ -24,7 +24,7 @@ from nouscoder.domain.conversation import feedback_on
 from nouscoder.http_server import listener, websocket
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 from nouscoder.http_server.memory_budget import MemoryBudget
-from nouscoder.store.tests import TestsCache
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.compat import openenv
 from nouscoder.verifier.api.compat.openenv import add_openenv

@@ -22,9 +22,12 @@ from nouscoder.learner.model.synthetic import random_policy
 from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.retry import Retry
 from nouscoder.rpc.generation_client import PolicyReplaced
-from nouscoder.run import evaluation
-from nouscoder.run.evaluation import NotKept, PeriodicEvaluation, kept_checkpoint_folder, make_up, recorded_evaluations
+from nouscoder.run import periodic_evaluation
+from nouscoder.run.evaluation import make_up
+from nouscoder.run.evaluation_files import drop_worse, kept_checkpoint_folder, recorded_evaluations
 from nouscoder.run.folder import RunFolder
+from nouscoder.run.kept_checkpoint import NotKept
+from nouscoder.run.periodic_evaluation import PeriodicEvaluation
 from nouscoder.run.view import PlainView
 
 
@@ -121,9 +124,9 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     folder = RunFolder.create(config)
     folder.write_json("evaluation_before.json", {"policy_version": 0, "pass_at_1": 0.1})
     made = Run(config, folder)
-    monkeypatch.setattr(evaluation, "kept_checkpoint", made.kept_checkpoint)
-    monkeypatch.setattr(evaluation, "announced_policy", made.announced_policy)
-    monkeypatch.setattr(evaluation, "measure", made.measure)
+    monkeypatch.setattr(periodic_evaluation, "kept_checkpoint", made.kept_checkpoint)
+    monkeypatch.setattr(periodic_evaluation, "announced_policy", made.announced_policy)
+    monkeypatch.setattr(periodic_evaluation, "measure", made.measure)
     monkeypatch.setattr(PeriodicEvaluation, "_finish_run", lambda self, reason: made.finish_run(self, reason))
     yield made
     folder.close()
@@ -188,7 +191,7 @@ async def test_a_policy_that_was_replaced_is_not_measured_but_a_later_one_is(
             raise PolicyReplaced("version 3 is in use")
         return await run.measure(config, manifest)
 
-    monkeypatch.setattr(evaluation, "measure", replaced)
+    monkeypatch.setattr(periodic_evaluation, "measure", replaced)
     run.publish(2)
     async with run.evaluation() as periodic:
         await periodic.step(run.status)
@@ -222,7 +225,7 @@ async def test_what_came_due_while_another_ran_is_measured_after_the_training(
     said = capsys.readouterr().out
     assert "pass@1 of version 4, which was put off: 0.700" in said
     assert "1 evaluations were left out" in said
-    evaluation.drop_worse(run.folder.path)
+    drop_worse(run.folder.path)
     assert run.kept == weights_and_checkpoint(4)
 
 
@@ -267,7 +270,7 @@ async def test_an_evaluation_that_is_not_possible_ends_the_run_with_its_reason(
     async def failing(config: Config, manifest: PolicyManifest) -> dict[str, Any]:
         raise NousCoderError("the verifier is gone")
 
-    monkeypatch.setattr(evaluation, "measure", failing)
+    monkeypatch.setattr(periodic_evaluation, "measure", failing)
     run.publish(2)
     with pytest.raises(NousCoderError, match="the verifier is gone"):
         async with run.evaluation() as periodic:
@@ -314,7 +317,7 @@ async def test_a_policy_whose_checkpoint_was_not_kept_is_not_the_best(
         if version == 2:
             raise NotKept("the disk of the learner was full")
 
-    monkeypatch.setattr(evaluation, "kept_checkpoint", kept_from_3)
+    monkeypatch.setattr(periodic_evaluation, "kept_checkpoint", kept_from_3)
     run.publish(2)
     async with run.evaluation() as periodic:
         await periodic.step(run.status)

@@ -21,9 +21,9 @@ from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.run import plan, preflight
-from nouscoder.run.evaluation import drop_worse, keep_weights, recorded_evaluations, weights_folder
+from nouscoder.run.evaluation_files import drop_worse, keep_weights, recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunChanged, RunFolder, RunFolderError
-from nouscoder.run.services import KeptGeneration
+from nouscoder.run.local_services import KeptGeneration
 from nouscoder.run.view import PlainView, View
 
 PROBLEM = {"problem_id": "p", "prompt": "x", "tests": {"type": "stdin", "cases": [{"input": "1", "output": "1"}]}}

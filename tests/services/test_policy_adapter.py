@@ -44,7 +44,7 @@ from nouscoder.policy_folder.weights_files import (
     weights_files,
 )
 from nouscoder.rpc.pairs import MANIFEST
-from nouscoder.run.evaluation import keep_weights, weights_folder
+from nouscoder.run.evaluation_files import keep_weights, weights_folder
 
 NUM_BATCHES, NUM_UPDATES = 3, 200
 LORA = {"rank": 4, "alpha": 6.0, "target_modules": ("q_proj", "v_proj", "down_proj")}

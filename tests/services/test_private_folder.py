@@ -24,7 +24,7 @@ from nouscoder.generation.weights.cache import PolicyCache
 from nouscoder.private_folder import NoFolder, NotPrivate, is_trusted, private_folder, socket_folder, temporary_folder
 from nouscoder.run.folder import RunFolder, RunFolderError
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, packed
-from nouscoder.store.tests import TestsCache
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.jobs.store import JobStore
 from nouscoder.verifier.sandbox import init_build
 from nouscoder.verifier.sandbox.base import SandboxUnavailable

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.data.problems import ProblemFileError
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.store.blobs import open_blobs
-from nouscoder.store.tests import TestsCache
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.api.compat.problem_set import (
     NO_PROBLEMS,
     NoSuchProblem,

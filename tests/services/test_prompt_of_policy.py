@@ -50,7 +50,8 @@ from nouscoder.policy_folder.prompt_file import (
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.run.preflight import checked_fine_tuning, misled_lines, with_policy_folder
 from nouscoder.run.starter import starter, write_starter
-from nouscoder.sft.reading import Encoder, example_of
+from nouscoder.sft.encoder import Encoder
+from nouscoder.sft.records import example_of
 
 RECIPES = sorted(
     file for file in (Path(__file__).parents[2] / "configs").glob("*.toml") if 'prompt_form = "' in file.read_text()

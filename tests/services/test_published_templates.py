@@ -20,7 +20,8 @@ from nouscoder.config.generation import SingleTurnSection
 from nouscoder.domain.reasoning import parted
 from nouscoder.policy_folder import chat_template
 from nouscoder.policy_folder.tokenizer import load_tokenizer
-from nouscoder.sft.reading import BadExample, Encoder, example_of
+from nouscoder.sft.encoder import Encoder
+from nouscoder.sft.records import BadExample, example_of
 
 pytestmark = pytest.mark.trainers
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.state.run_log import BatchLines, RunLog
 from nouscoder.recorded_evaluations import RecordedEvaluations
-from nouscoder.run.evaluation import log_evaluations
+from nouscoder.run.evaluation_files import log_evaluations
 from nouscoder.run.sinks.follower import STATUS, Follower
 
 

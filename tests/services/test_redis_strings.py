@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
 from nouscoder.broker.redis_server import start_redis
-from nouscoder.store.redis_records import read_parts
+from nouscoder.store.redis_reads import read_parts
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 AWKWARD = b"\r\n$5\r\n-ERR\r\n" + bytes(range(256))

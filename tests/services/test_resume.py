@@ -12,19 +12,10 @@ from nouscoder.config import Config, ConfigError, load_config
 from nouscoder.config.learner import LearnerSection
 from nouscoder.config.tree import read_given
 from nouscoder.learner.state.batch_settings import BatchSettings
-from nouscoder.run.evaluation import drop_worse, recorded_evaluations
+from nouscoder.run.evaluation_files import drop_worse, recorded_evaluations
 from nouscoder.run.folder import RunChanged, RunFolder
-from nouscoder.run.resume import (
-    HISTORY,
-    OF_A_RUN,
-    Resumed,
-    continue_finished,
-    note_given,
-    reopened,
-    resumed,
-    take,
-)
-from nouscoder.run.services import rewrite_addresses
+from nouscoder.run.local_services import rewrite_addresses
+from nouscoder.run.resume import HISTORY, OF_A_RUN, Resumed, continue_finished, note_given, reopened, resumed, take
 
 FILE = """
 [run]

@@ -12,7 +12,7 @@ from nouscoder.atomic_files import FolderInUse, StorageError
 from nouscoder.config import Config, load_config
 from nouscoder.private_folder import sockets_of
 from nouscoder.run.folder import RunFolder, RunFolderError, unused_name
-from nouscoder.run.services import SERVICES, rewrite_addresses
+from nouscoder.run.local_services import SERVICES, rewrite_addresses
 
 
 def config_in(root: Path) -> Config:

@@ -31,10 +31,11 @@ from nouscoder.rpc.server import Health, Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
 from nouscoder.run import folder as run_folder
 from nouscoder.run import resume
+from nouscoder.run.deployment import deployment
+from nouscoder.run.external_services import EVALUATION_BEFORE, ExternalServices, ServiceAway
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently, record_of
 from nouscoder.run.pages import FILES, ROLLOUTS, open_pages
 from nouscoder.run.resume import CONTINUES, HISTORY
-from nouscoder.run.services import EVALUATION_BEFORE, ExternalServices, ServiceAway, deployment
 from nouscoder.run.view import View
 
 EXTERNAL = ("run.services=external", f"learner.start_after={EVALUATION_BEFORE}", "run.peer_patience_s=900")

@@ -19,8 +19,9 @@ from nouscoder.config import Config, load_config
 from nouscoder.errors import ExitCode, Unusable
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.run.export import export
-from nouscoder.run.folder import RunFolder, State, lines_when_stopped, standing_of
+from nouscoder.run.folder import RunFolder
 from nouscoder.run.loop import interruptible
+from nouscoder.run.standing import State, lines_when_stopped, standing_of
 
 SUMMARY = {"steps": 6, "pass_at_1_before": 0.25, "pass_at_1_after": 0.5}
 

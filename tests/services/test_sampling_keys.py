@@ -150,7 +150,7 @@ class OneAnswer:
 
 
 def completion_of(ids: Sequence[int]) -> Completion:
-    from nouscoder.sft.reading import written
+    from nouscoder.sft.rollouts import written
 
     return written(ids)
 

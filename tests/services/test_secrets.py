@@ -20,8 +20,8 @@ from nouscoder.errors import without_secrets
 from nouscoder.http_server.bounded_threads import MOST_OPEN
 from nouscoder.logs import JsonLines
 from nouscoder.run.folder import RunFolder
+from nouscoder.run.local_services import rewrite_addresses
 from nouscoder.run.pages import open_pages
-from nouscoder.run.services import rewrite_addresses
 
 SECRET = "hunter2"
 REDIS = f"redis://:{SECRET}@127.0.0.1:1/0"

@@ -35,9 +35,8 @@ from nouscoder.run.folder import RunFolder
 from nouscoder.run.view import PlainView, View
 from nouscoder.self_play import run as rounds
 from nouscoder.self_play.judgement import proposal_text
-from nouscoder.self_play.proposing import graded_proposals, room_for_answers, train_proposer
-from nouscoder.self_play.round import ACCEPTED, JUDGED, Known, RolloutLog, Round, RoundWork
-from nouscoder.self_play.run import (
+from nouscoder.self_play.known import Known
+from nouscoder.self_play.parts import (
     PROPOSE,
     TRAIN,
     advance_pool,
@@ -47,6 +46,9 @@ from nouscoder.self_play.run import (
     pool_record,
     write_problems,
 )
+from nouscoder.self_play.proposer import graded_proposals, train_proposer
+from nouscoder.self_play.proposing import room_for_answers
+from nouscoder.self_play.round import ACCEPTED, JUDGED, RolloutLog, Round, RoundWork
 from nouscoder.verifier.grading.grader import local_grader
 
 FILE = """

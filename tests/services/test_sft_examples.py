@@ -21,7 +21,9 @@ from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.learner.model.synthetic import random_batch
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
-from nouscoder.sft.reading import BadExample, Encoder, example_of, read_examples
+from nouscoder.sft.encoder import Encoder
+from nouscoder.sft.reading import read_examples
+from nouscoder.sft.records import BadExample, example_of
 
 CHARACTERS = CharTokenizer()
 TEXT = SingleTurnSection()

@@ -14,7 +14,7 @@ from nouscoder.cli.app import app
 from nouscoder.data.importers.rows import file_rows
 from nouscoder.errors import Unusable
 from nouscoder.sft.open_code_reasoning import import_examples
-from nouscoder.sft.reading import example_of
+from nouscoder.sft.records import example_of
 
 
 def row(index: int, **more: Any) -> dict[str, Any]:

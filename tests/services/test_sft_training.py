@@ -21,7 +21,7 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import Unusable
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.state.checkpoint_store import CheckpointError
-from nouscoder.sft.reading import Part, again, rollout_of
+from nouscoder.sft.rollouts import Part, again, rollout_of
 from nouscoder.sft.training import SupervisedTraining, training_config
 
 NUM_STEPS, BATCH_SIZE, RATE = 4, 5, 1e-3

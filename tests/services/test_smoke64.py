@@ -20,7 +20,8 @@ from nouscoder.errors import Unusable
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.run import smoke
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.smoke import SmokeTest, default_batches, smoke_config, solved_sometimes, training_config
+from nouscoder.run.smoke import SmokeTest, default_batches, smoke_config, training_config
+from nouscoder.run.smoke_problems import solved_sometimes
 from nouscoder.run.view import PlainView, View
 
 NUM_PROBLEMS = 8

@@ -30,7 +30,8 @@ from nouscoder.domain.submission import (
 from nouscoder.formats.body import canonical_json, digest_of
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, StoredCases, write_tests
-from nouscoder.store.tests import TestsCache, TestsTooLarge, TestStore, UnknownTests
+from nouscoder.store.tests import TestStore, UnknownTests
+from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
 
 JUDGE = JudgeProgram("int main(){}", "c")
 LARGE = StdinTests(tuple(StdinCase(f"{number}\n" * 9000, f"{number}") for number in range(30)))

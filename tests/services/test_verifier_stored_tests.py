@@ -21,7 +21,8 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.body import canonical_json, digest_of
 from nouscoder.http_server.listener import start_http
 from nouscoder.store.blobs import BlobInfo, FolderBlobs
-from nouscoder.store.tests import TestsCache, UnknownTests
+from nouscoder.store.tests import UnknownTests
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.quotas import ClientTests, StorageFull, StoredTestsGrader
 from nouscoder.verifier.api.rest import DrainState, make_app

@@ -20,7 +20,8 @@ from nouscoder.domain.submission import StdinCase, StdinTests, Tests
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerRefused, PeerUnreachable
-from nouscoder.store.tests import TestsCache, UnknownTests
+from nouscoder.store.tests import UnknownTests
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError

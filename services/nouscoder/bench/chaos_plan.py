@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from nouscoder.run.services import SERVICES
+from nouscoder.run.local_services import SERVICES
 
 DECK_S = 100.0
 _NUM_PAIRS = 7  # of a deck

@@ -23,7 +23,7 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.services import SERVICES, rewrite_addresses, service_spec
+from nouscoder.run.local_services import SERVICES, rewrite_addresses, service_spec
 from nouscoder.run.supervisor import ProcessSpec, ProcessState, SupervisedProcess, Supervisor
 
 GROUP_SIZE = 4

@@ -47,7 +47,7 @@ def open_record_store(config: Config, store: Store) -> RecordStore:
     """The store that the configuration names. Raises RecordStoreError."""
     records = config.broker.records
     if records.backend is RecordBackend.FOLDER:
-        from nouscoder.store.record_store import FolderRecords
+        from nouscoder.store.folder_records import FolderRecords
 
         return FolderRecords(config.in_run_folder(records.folder))
     if records.backend is RecordBackend.OBJECT_STORE:

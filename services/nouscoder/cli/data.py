@@ -83,8 +83,6 @@ def _table(records: Sequence[ProblemStatistics]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-# The commands.
-
 data_app = typer.Typer(no_args_is_help=True, help="Problem files.")
 
 

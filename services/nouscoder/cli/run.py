@@ -93,9 +93,9 @@ def train(
     from nouscoder.config.recipe import recipe_path
     from nouscoder.config.tree import moved_keys, read_given
     from nouscoder.logs import configure_logs
+    from nouscoder.run.deployment import deployment
     from nouscoder.run.loop import train as run_training
     from nouscoder.run.plan import train_plan
-    from nouscoder.run.services import deployment
 
     if (config_file is None) is not bool(recipe):
         raise typer.BadParameter("give CONFIG or --recipe NAME")
@@ -167,7 +167,7 @@ def prepare_run(
 
     from nouscoder.demo.prepare import prepare_run as prepare_the_run
     from nouscoder.logs import configure_logs
-    from nouscoder.run.services import deployment
+    from nouscoder.run.deployment import deployment
     from nouscoder.run.view import View, open_view
 
     config = load_config(config_file, overrides or [])

@@ -62,7 +62,7 @@ async def status_text(config: Config, *, as_json: bool) -> str:
 
 def ended_text(config: Config, silence: Exception, *, as_json: bool) -> str:
     """What the folder says of a run that has ended or was stopped. Raises `silence`, the broker's, if there is none."""
-    from nouscoder.run.folder import standing_of
+    from nouscoder.run.standing import standing_of
 
     found = standing_of(config)
     if found is None:
@@ -72,7 +72,7 @@ def ended_text(config: Config, silence: Exception, *, as_json: bool) -> str:
 
 def standing_warnings(config: Config) -> list[str]:
     """What the guards say of the run, where its folder is on this machine."""
-    from nouscoder.run.watch import GuardWatch
+    from nouscoder.run.guard_watch import GuardWatch
 
     return GuardWatch(config.run.folder, config.run.guards).standing
 

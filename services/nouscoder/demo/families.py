@@ -27,8 +27,6 @@ from nouscoder.demo.family import (
     word_lines,
 )
 
-# Makers of families whose programs begin with the same lines. A solver gets what these read, and the parameters.
-
 
 def _reading(lines: str, parse: Callable[[str], Any]) -> Callable[..., Family]:
     def make(
@@ -69,8 +67,6 @@ def _yes(condition: bool) -> str:
 def _joined(values: list[int]) -> str:
     return " ".join(str(value) for value in values)
 
-
-# Families that read a line of integers: sums, counting, sorting and filtering.
 
 _RANKS = singles(range(2, 40))
 
@@ -137,8 +133,6 @@ LISTS = (
           lambda x, a: sum(dict.fromkeys(x)) + a),
 )  # fmt: skip
 
-
-# Families that read one or two integers: arithmetic, conditions and loops.
 
 _SMALL_PAIRS = pairs(range(2, 10), range(2, 100))
 
@@ -224,9 +218,6 @@ LOOPS = (
          ("for i in range(n,0,-1):\n print(i)", "for i in range(n+{a},1,-1):\n print(i)"), integers(0, 30),
          lambda n, a: list(reversed(range(1, n + a + 1)))),
 )  # fmt: skip
-
-
-# Families that read a word or a line of words.
 
 
 def _swap(text: str, old: str, new: str) -> str:

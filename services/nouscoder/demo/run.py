@@ -18,11 +18,12 @@ from nouscoder.config.tree import read_given
 from nouscoder.errors import NousCoderError, WrongUse
 from nouscoder.policy_folder.engine_choice import missing_engine
 from nouscoder.run.console.feed import Feed
-from nouscoder.run.folder import RunFolder, lines_when_stopped, newest_version, unused_name
+from nouscoder.run.folder import RunFolder, newest_version, unused_name
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import address_faults, device_faults, require_training, say_unused_gpu
 from nouscoder.run.resume import continue_finished, note_given, resumed, take
+from nouscoder.run.standing import lines_when_stopped
 from nouscoder.run.supervisor import SHARED_CORES
 from nouscoder.run.users_code import users_code_faults
 from nouscoder.run.view import View, open_view

@@ -43,10 +43,8 @@ from nouscoder.demo.policy import EOS_ID, CharTokenizer, PolicySize, build_polic
 from nouscoder.demo.problems import DemoProblem, prompt_of
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.state.line_file import Line
-from nouscoder.sft.reading import demonstration
+from nouscoder.sft.rollouts import demonstration
 from nouscoder.sft.training import SupervisedTraining
-
-# The training.
 
 _WIDEST = 60  # characters; wider than any statement or program
 _CHECKPOINT_EVERY_STEPS = 100

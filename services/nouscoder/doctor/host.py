@@ -30,8 +30,6 @@ from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, find_runsc
 from nouscoder.verifier.toolchains.languages import installed, registry
 from nouscoder.verifier.toolchains.toolchain_cache import HOW_TO_PREPARE
 
-# Tests which namespaces and filters this kernel allows. Each test runs in its own process, which then exits.
-
 _NAMESPACES = {
     "user": kernel.CLONE_NEWUSER,
     "pid": kernel.CLONE_NEWPID,

@@ -164,7 +164,7 @@ def _concatenated(parts: Sequence[Part]) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPiece:
-    """A piece of a rollout under its lease, as bytes (store/rollout_record.py), and what the broker must know of it."""
+    """A piece of a rollout under its lease, as bytes (store/pieces.py), and what the broker must know of it."""
 
     lease_id: str
     first_token: int

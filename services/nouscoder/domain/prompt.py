@@ -210,8 +210,7 @@ def system_text(form: PromptForm, languages: tuple[str, ...] = PYTHON) -> str:
     return _lcb_system(languages) if form in (PromptForm.LIVECODEBENCH, PromptForm.NOUSCODER) else ""
 
 
-# The words for languages. For Python alone they are the published ones.
-
+# For Python alone the words are the published ones.
 _NAMES = {"cpp": "C++", "csharp": "C#", "javascript": "JavaScript", "typescript": "TypeScript", "php": "PHP"}
 _NAMES |= {"pypy": "Python"}
 _COMMENTS = dict.fromkeys(("python", "pypy", "bash", "perl", "ruby", "r"), "#") | {"lua": "--"}  # others: //
@@ -243,8 +242,6 @@ def _empty_block(languages: tuple[str, ...], words: str) -> str:
     return f"{block}\nThe program may be in {_choice(map(_name, languages))}: begin the block with {_tags(languages)}."
 
 
-# The statement with the code to begin with.
-
 _STARTER = "\n\nBegin with this code:\n```python\n"
 _STARTER_END = "\n```\n"
 
@@ -261,8 +258,6 @@ def _parted(prompt: str) -> tuple[str, str]:
     question, begins, code = prompt.rpartition(_STARTER)
     return (question, code.removesuffix(_STARTER_END)) if begins and code.endswith(_STARTER_END) else (prompt, "")
 
-
-# LiveCodeBench's form, and DeepCoder's of the same sentences.
 
 _LCB_QUESTION = "### Question:\n"
 _LCB_ANSWER = "### Answer: (use the provided format with backticks)\n\n"
@@ -310,8 +305,6 @@ def _in_block(asked: PromptText, words: str) -> str:
     return f"{how}\n{_empty_block(asked.languages, 'YOUR CODE HERE')}\n\n"
 
 
-# NousCoder's form.
-
 _NOUS_STDIN = (
     "Read the inputs from stdin, solve the problem, and write the answer to stdout (do not directly test on the sample"
     " inputs). Enclose your code within delimiters as follows. Ensure that when the python program runs it reads the"
@@ -323,8 +316,6 @@ def _nouscoder(asked: PromptText) -> str:
     how = _in_block(asked, _NOUS_STDIN) if asked.is_program else _in_starter(asked) if asked.starter_code else ""
     return f"Question: {asked.prompt}\n\n{how}{_LCB_ANSWER}"
 
-
-# AceReason's form.
 
 _ACE_STARTER = "Solve the problem starting with the provided function header.\n\nFunction header:\n"
 _ACE_ANSWER = "Please place the solution code in the following format:\n"

@@ -145,8 +145,6 @@ class StallSnapshot:
     agent_session_s: float = 0.0
 
 
-# Which workers hold the next batch up.
-
 # A rollout that has not moved for so long stands still: no test and no update of the weights takes longer.
 _STILL_S = 120.0
 _SILENT = "their workers send no heartbeats: these are dead, stopped or cannot reach the broker. Others get the work."
@@ -240,8 +238,6 @@ def _standing(cause: StallCause, holders: Sequence[Holder], doing: str, what: st
         len(holders),
     )
 
-
-# Why the next batch does not come.
 
 # A batch is late when it takes this many times as long as usual.
 _LATE = 3.0

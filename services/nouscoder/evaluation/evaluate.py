@@ -64,8 +64,6 @@ from nouscoder.report.evaluation_page import MOST_SHOWN, ShownSample, spread, wr
 from nouscoder.rpc.addresses import require_url
 from nouscoder.verifier.toolchains.languages import ON_THIS_MACHINE, installed
 
-# The evaluation.
-
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:

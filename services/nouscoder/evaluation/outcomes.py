@@ -163,8 +163,6 @@ def _problem(one: ProblemOutcomes, profiles: Sequence[str]) -> dict[str, Any]:
     }
 
 
-# The table that `nouscoder eval` prints.
-
 _MOST_DISAGREEMENTS = 20
 
 

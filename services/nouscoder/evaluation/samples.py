@@ -150,8 +150,6 @@ def given_jobs(
     return jobs
 
 
-# Sampling and grading.
-
 Sampler = Callable[[SampleJob], Awaitable[dict[str, Any]]]
 
 _KEPT = ("verdict", "passed", "total", "graded", "duration_s", "detail", "first_failure")

@@ -107,8 +107,6 @@ def _field_name(loc: tuple[int | str, ...]) -> str:
     return name.lstrip(".") or "body"
 
 
-# The JSON form of limits and comparators.
-
 _DEFAULT = Limits()
 
 
@@ -148,8 +146,6 @@ class ComparatorBody(Body):
         fields = asdict(comparator)
         return cls(type=fields.pop("kind").value, **fields)
 
-
-# The JSON form of tests.
 
 _DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 _MAX_ARGUMENTS = 64

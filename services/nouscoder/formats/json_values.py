@@ -107,8 +107,6 @@ def _may_be_rounded(value: Any) -> bool:
     return not _NEVER_ROUNDED.issuperset(map(type, values)) and any(map(_may_be_rounded, values))
 
 
-# The weight of a text, counted without decoding it.
-
 MAX_WEIGHT = 500_000  # decoding as much in one call holds the interpreter for a tenth of a second
 BYTES_PER_WEIGHT = 48
 _PIECE_BYTES = 1 << 18  # the interpreter runs nothing else while it looks at a piece
@@ -167,8 +165,6 @@ def json_weight(text: bytes | str, enough: int = sys.maxsize) -> int:
             break
     return weight
 
-
-# Beside an event loop: without the garbage collector, and with breaks for the loop.
 
 LONG_BYTES = 256 * 1024  # of a text; the interpreter runs nothing else while one call handles it
 _BREAK_S = 0.005

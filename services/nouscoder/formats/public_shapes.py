@@ -29,8 +29,6 @@ from typing import Any
 from nouscoder.domain.submission import CallCase, Comparator, Limits, StdinCase, Submission
 from nouscoder.formats.json_values import ValueCount
 
-# The test functions of a file for pytest.
-
 _MAX_CHARS = 200_000  # of asserts, as in verifier/grading/validation.py
 _WORD = re.compile(
     r"""

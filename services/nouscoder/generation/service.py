@@ -1,4 +1,4 @@
-"""The process of generation: it serves the calls (servicer.py) together with the worker loop, one run after the other."""
+"""The process of generation: it serves the calls (servicer.py), and works for one run after the other."""
 
 from __future__ import annotations
 
@@ -50,9 +50,6 @@ FULL_NAME = v1.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _DRAIN_S = 3.0
 # One task is prefetched for each `_PREFETCH_SHARE` running tasks.
 _PREFETCH_SHARE = 4
-
-
-# The process.
 
 
 async def serve(config: Config, reread: Callable[[], Config] | None = None) -> None:

@@ -142,8 +142,6 @@ def _too_large(max_bytes: int) -> BodyFault:
     return BodyFault(413, f"must have at most {max_bytes} bytes")
 
 
-# Work for a request that ends when its client disconnects.
-
 Answer = TypeVar("Answer")
 
 
@@ -177,8 +175,6 @@ async def while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
         for task in watching:
             task.cancel()
 
-
-# Parsing.
 
 MAX_BYTES = 8 * 1024**2
 BODIES_OF_MANY = 8  # a batch of lines and a gRPC message may have so many times the bytes of one body

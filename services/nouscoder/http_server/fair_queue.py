@@ -203,9 +203,6 @@ class FairSlots:
         return max(1, min(60, round(self.waiting / 2 * self._mean_s / self.num_slots)))
 
 
-# One thread for works that hold the interpreter for long, such as those with the values of one large body.
-
-
 @dataclass(slots=True)
 class _Pending(Generic[Result]):
     """A work whose result is awaited."""

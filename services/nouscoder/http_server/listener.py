@@ -287,9 +287,6 @@ def listen(address: str) -> socket.socket:
     return listening
 
 
-# The TLS context of an HTTP API from the files of its configuration.
-
-
 def http_context(section: TlsSection) -> ssl.SSLContext | None:
     """The TLS context of an HTTP API; None when TLS is off. Renewed files count from the next connection on.
 

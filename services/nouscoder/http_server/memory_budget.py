@@ -201,8 +201,6 @@ def charge_decoded(num_bytes: int) -> None:
         reservation.add_decoded(num_bytes)
 
 
-# REST: the middleware that counts.
-
 CLIENT_KEY = "nouscoder.client"  # of a scope: whose request it is
 _SCOPE_KEY = "nouscoder.reservation"
 

@@ -151,9 +151,6 @@ def _end(process: subprocess.Popen[bytes], *channels: Any) -> None:
     process.wait()
 
 
-# What runs in the process.
-
-
 def serve(channel: socket.socket) -> None:
     """Answer requests until the other side closes the channel, or until a limit is reached."""
     from transformers.utils import chat_template_utils

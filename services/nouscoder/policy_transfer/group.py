@@ -197,9 +197,6 @@ def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-# Memory that processes of one machine share.
-
-
 class SharedBuffer:
     """A buffer, uint8 [num_bytes], that other processes of this machine map by its `handle` before `close`."""
 

@@ -27,13 +27,7 @@ from nouscoder.domain.policy import Rendezvous, Shard
 from nouscoder.policy_folder.delta import DeltaUnusable, change
 from nouscoder.policy_folder.finite_values import not_finite_in
 from nouscoder.policy_folder.weights_files import LENGTH_BYTES, WeightsUnusable, header_length, spans_of
-from nouscoder.policy_transfer.group import (
-    PIECE_BYTES,
-    SILENCE_LIMIT_S,
-    TransferError,
-    join_rendezvous,
-    open_group,
-)
+from nouscoder.policy_transfer.group import PIECE_BYTES, SILENCE_LIMIT_S, TransferError, join_rendezvous, open_group
 
 _CPU = torch.device("cpu")
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -121,9 +115,6 @@ def _as_transfer_errors() -> Iterator[None]:
 
 def _bytes_of(data: Tensor) -> bytes:
     return data.numpy().tobytes()
-
-
-# Sending and receiving.
 
 
 def send_shards(

@@ -191,9 +191,6 @@ def _over(batches: Sequence[Lines], fold: Fold, key: str) -> Values:
     return tuple(fold(values) if values else None for values in found)
 
 
-# A chart with its title, legend and values, as a figure of a page.
-
-
 def figure(drawn: Drawn) -> str:
     """The figure, with a place for the values at the pointer."""
     chart, readout = drawn.chart, '<div class="readout" aria-live="polite" hidden></div>'

@@ -171,9 +171,6 @@ def _read_batches(file: BinaryIO, offset: int) -> tuple[list[Record], int, int, 
         size *= 2  # one batch fills the piece
 
 
-# Evaluations.
-
-
 @dataclass(frozen=True, slots=True)
 class NewEvaluations:
     """All evaluations: their points, and a row for each with its step."""
@@ -199,9 +196,6 @@ class Evaluations:
         lines = [{"policy_version": row["policy_version"], "step": row["step"]} for row in rows if row["step"]]
         evaluated: list[EvaluationData] = [found for one in figures if (found := evaluation_of(one)) is not None]
         return NewEvaluations(points(RunData("", {}, tuple(lines), evaluations=tuple(evaluated))), rows)
-
-
-# Charts as JSON.
 
 
 def points(run: RunData) -> _Points:

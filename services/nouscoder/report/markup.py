@@ -47,9 +47,6 @@ def _visible(character: str) -> str:
     return f"\\u{ord(character):04x}"
 
 
-# The frame of every report.
-
-
 def html_page(
     title: str, headline: str, sections: Iterable[str], notes: str = "", assets: Sequence[str] = ("page",)
 ) -> str:

@@ -175,8 +175,6 @@ def rm_bench(path: Path, scorer: Scorer) -> dict[str, Mean]:
     return {name: Mean.of(values) for name, values in found.items()}
 
 
-# What `nouscoder reward-model eval` does: load a model and measure it on what is given.
-
 _ROW_TOKENS = 16_384
 
 

@@ -45,8 +45,10 @@ from nouscoder.rpc.channel import PeerError, PeerNotFound, PeerUnreachable, Serv
 from nouscoder.rpc.pairs import HEADER, PIECE, RANGE
 from nouscoder.rpc.tls import ChannelTls
 from nouscoder.rpc.worker import LeaseKeeper
+from nouscoder.store.pieces import decode_pieces, encode_piece
+from nouscoder.store.record_layout import RecordError
 from nouscoder.store.record_store import ByteRange
-from nouscoder.store.rollout_record import RecordError, decode_pieces, decode_text, encode_piece, encode_rollout
+from nouscoder.store.rollout_record import decode_text, encode_rollout
 from nouscoder.store.tests import UnknownTests
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 

@@ -114,9 +114,6 @@ def _call(message: verdict_pb2.CallCase, field: str) -> dict[str, Any]:
     return record
 
 
-# The pairs.
-
-
 def _zero_is(name: str, usual: object) -> Exceptional:
     """A field in which 0 means the usual value."""
     return Exceptional(name, of=lambda sent: sent or usual)

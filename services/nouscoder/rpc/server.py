@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-# The metric of every service that says what runs: version of the project, of Python, and commit of the image.
-
 _REVISION = "NOUSCODER_REVISION"  # set by the images
 
 
@@ -112,8 +110,6 @@ class Health:
         """Report that nothing is served any more."""
         await self._checks.enter_graceful_shutdown()
 
-
-# The server of a service.
 
 MAX_MESSAGE_BYTES = 64 * 1024**2
 _OPTIONS = [

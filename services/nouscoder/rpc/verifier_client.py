@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     Stream = grpc.aio.StreamStreamCall[verifier_pb2.InterpretRequest, verifier_pb2.InterpretResponse]
 
 
-# A tool session of the verifier, from its client's side.
-
 # What gRPC says when the service ends the call during a write. The service's own status is lost.
 _WRITE_FAILED = "Internal error from Core"
 
@@ -63,8 +61,6 @@ class InterpreterCalls:
             raise PeerUnreachable(f"{self._name} ended the session")
         return ANSWER.of(answer)
 
-
-# The client.
 
 _CAPABILITIES_LIMIT_S = 10.0
 _GRADE_LIMIT_S = 600.0

@@ -65,31 +65,24 @@ from nouscoder.errors import ExitCode, NousCoderError, for_terminal
 from nouscoder.report.page import write_report
 from nouscoder.report.untrained import FILE, Untrained, untrained
 from nouscoder.run.console.feed import Feed
-from nouscoder.run.evaluation import (
-    PeriodicEvaluation,
-    drop_worse,
-    evaluate_once,
-    log_evaluations,
-    make_up,
-    while_alive,
-)
-from nouscoder.run.folder import RunFolder, RunSummary, closing_lines, lines_when_stopped, summarize
+from nouscoder.run.deployment import deployment
+from nouscoder.run.evaluation import evaluate_once, make_up, while_alive
+from nouscoder.run.evaluation_files import drop_worse, log_evaluations
+from nouscoder.run.folder import RunFolder
 from nouscoder.run.give_back import give_back, is_given_back
+from nouscoder.run.guard_watch import GuardWatch
 from nouscoder.run.held_out import note_trained_on
 from nouscoder.run.languages import require_languages
+from nouscoder.run.learning_signal import LearningSignal, NothingToLearn, SamplerMismatch, all_retired
+from nouscoder.run.local_services import KeptGeneration
 from nouscoder.run.pages import open_pages
-from nouscoder.run.services import KeptGeneration, RunServices, deployment
+from nouscoder.run.periodic_evaluation import PeriodicEvaluation
+from nouscoder.run.services import RunServices
 from nouscoder.run.sinks.follower import open_sinks
+from nouscoder.run.standing import lines_when_stopped
+from nouscoder.run.summary import RunSummary, closing_lines, summarize
 from nouscoder.run.view import View, open_view
-from nouscoder.run.watch import (
-    GuardWatch,
-    LearningSignal,
-    NothingToLearn,
-    RunWatch,
-    SamplerMismatch,
-    all_retired,
-    broker_of,
-)
+from nouscoder.run.watch import RunWatch, broker_of
 
 _RESUME = "the same command with --resume goes on where it stopped"
 _UNTRAINED_LIMIT_S = 10.0

@@ -43,7 +43,8 @@ from nouscoder.report.follow import position_of
 from nouscoder.report.samples import batch_json, browser, rollouts_page
 from nouscoder.report.untrained import FILE as UNTRAINED
 from nouscoder.rpc.addresses import AddressError, socket_host, split_address
-from nouscoder.run.console.feed import MOST_WATCHERS, Feed, TooManyWatch, runs_beside, stream
+from nouscoder.run.console.events import runs_beside, stream
+from nouscoder.run.console.feed import MOST_WATCHERS, Feed, TooManyWatch
 
 ROLLOUTS = "rollouts.html"
 FILES = {
@@ -61,8 +62,6 @@ _UNSENT_BYTES = 256 * 1024
 _TOKENS_OF_A_BATCH = 100_000
 _HTML, _JSON = "text/html; charset=utf-8", "application/json"
 
-
-# The console: its files, which a browser asks for by the names in `PARTS`.
 
 _CONSOLE = "nouscoder.run.console"
 POLICY = (
@@ -91,9 +90,6 @@ def console_page() -> bytes:
     """The console, which is the same for every run."""
     frame = files(_CONSOLE).joinpath("console.html").read_text(encoding="utf8")
     return Template(frame).substitute(rollouts=browser()).encode("utf8")
-
-
-# The server.
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -27,15 +27,17 @@ from nouscoder.errors import NousCoderError
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.policy_folder.prompt_file import trained_prompt
 from nouscoder.run.console.feed import Feed
-from nouscoder.run.evaluation import recorded_evaluations, weights_folder
-from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently, lines_when_stopped
+from nouscoder.run.deployment import OpenedRun, deployment
+from nouscoder.run.evaluation_files import recorded_evaluations, weights_folder
+from nouscoder.run.folder import RunChanged, RunFolder, attach_patiently
 from nouscoder.run.give_back import give_back
 from nouscoder.run.held_out import leak_lines
+from nouscoder.run.local_services import KeptGeneration
 from nouscoder.run.loop import interruptible, run_loop, until_cancelled
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked_plan
 from nouscoder.run.resume import Resumed, note_given, refuse_changes_of, resumed, take
-from nouscoder.run.services import KeptGeneration, OpenedRun, deployment
+from nouscoder.run.standing import lines_when_stopped
 from nouscoder.run.view import View, open_view
 
 _FIXED = ("run.services",)  # a stage that has begun refuses more

@@ -34,7 +34,7 @@ from nouscoder.config.run import merged
 from nouscoder.config.tree import Given, sentences
 from nouscoder.errors import without_secrets
 from nouscoder.policy_folder.inspection import is_hub_id
-from nouscoder.run.evaluation import evaluation_file, keep_weights, kept_checkpoint_folder
+from nouscoder.run.evaluation_files import evaluation_file, keep_weights, kept_checkpoint_folder
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, newest_version, record_of
 
 GIVEN, HISTORY = "given.json", "config_history.jsonl"
@@ -183,9 +183,6 @@ def _keep_last(run: Path, config: Config) -> None:
                     link_or_copy(file, part / file.name)
         write_whole(run / evaluation_file(version), after.read_bytes())
     remove(after)
-
-
-# Which values are new.
 
 
 def _read_given(path: Path) -> Given | None:

@@ -18,8 +18,6 @@ from nouscoder.policy_folder.inspection import engine_faults, faults_of, is_hub_
 from nouscoder.run.preflight import fault_of, no_such, require_gradable
 from nouscoder.sections import keys_of
 
-# The inputs.
-
 
 def starter_inputs(out: Path, model: str, problems: str, engine: str) -> tuple[str, str]:
     """Model and problem file as the new configuration `out` names them. Raises ConfigError with all faults.
@@ -60,8 +58,6 @@ def _found(place: Path, name: str) -> Path:
 def _as_named(place: Path, name: str) -> str:
     return name if not name or _found(place, name) == place / name else str(_found(place, name))
 
-
-# The file.
 
 _STARTER_HEAD = """\
 # A run of NousCoder. Begin it with: nouscoder train {file}

@@ -33,7 +33,7 @@ from nouscoder.objectives.advantage import AdvantageSection
 from nouscoder.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.policy_folder.prompt_file import trained_prompt
-from nouscoder.sft.reading import batch_of
+from nouscoder.sft.rollouts import batch_of
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -51,8 +51,6 @@ from nouscoder.errors import ExitCode, NousCoderError
 from nouscoder.formats.body import canonical_parts
 from nouscoder.formats.json_values import LONG_BYTES, give_way, without_collections
 
-# The index at the end of the file.
-
 _MAGIC = b"NCT1"
 _SKIPPABLE = 0x184D2A50
 
@@ -94,8 +92,6 @@ class CaseIndex:
             raise ValueError("its index is broken")
         return index
 
-
-# The cases as records of the domain, decoded when they are used.
 
 Case = TypeVar("Case")
 
@@ -193,8 +189,6 @@ def _stdin(record: Any) -> StdinCase:
 def _call(record: Any) -> CallCase:
     return CallCase(tuple(record["args"]), record["kwargs"], record["expected"])
 
-
-# The file.
 
 FRAME_BYTES = 64 * 1024
 # For frames of this size level 3 takes twice the time of level 1 and makes them no smaller. Level 1 looks for repeats

@@ -195,7 +195,7 @@ class PartialPiece(_message.Message):
     newest_version: _builtins.int
     """Newest policy version among its sampled tokens."""
     data: _builtins.bytes
-    """The piece (services/nouscoder/store/rollout_record.py)."""
+    """The piece (services/nouscoder/store/pieces.py)."""
     def __init__(
         self,
         *,

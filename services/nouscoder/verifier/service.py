@@ -30,7 +30,7 @@ from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
 from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.store.blobs import open_blobs
-from nouscoder.store.tests import TestsCache
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import CallerFilter
 from nouscoder.verifier.access.grpc_gate import GrpcGate

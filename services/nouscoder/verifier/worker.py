@@ -27,7 +27,8 @@ from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.tls import ChannelTls
 from nouscoder.rpc.worker_id import held_worker_id
 from nouscoder.store.blobs import open_blobs
-from nouscoder.store.tests import TestsCache, TestStore
+from nouscoder.store.tests import TestStore
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.grader import Grading, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission

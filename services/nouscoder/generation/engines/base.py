@@ -165,9 +165,6 @@ class Engine(Sampler, Protocol):
         """Seconds without decoding since the start."""
 
 
-# What all engines share: the places, and the checks of a request.
-
-
 class WaitingRow(Protocol):
     """What an engine keeps of a waiting request."""
 

@@ -19,11 +19,12 @@ from nouscoder.generation.engines.stepped import RouterChoices, Row
 from nouscoder.generation.engines.token_choice import ChosenTokens, Truncation, choose_tokens, draws_of
 from nouscoder.policy_folder.policy_tensors import routers_of
 
-# The experts that a mixture-of-experts model chooses, for router replay (R3, arXiv 2510.11370).
-
 
 class ExpertRecorder:
-    """Listens to the routers of a model. Raises ValueError for a model without experts."""
+    """Listens to the routers of a model, for router replay (R3, arXiv 2510.11370).
+
+    Raises ValueError for a model without experts.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         routers: Any = routers_of(model)
@@ -45,9 +46,6 @@ class ExpertRecorder:
         chosen, self._chosen = torch.stack(self._chosen, dim=1), []
         array: RouterChoices = chosen.cpu().numpy().astype(self._type)
         return array.reshape(*shape, *array.shape[1:])
-
-
-# The requests.
 
 
 class Slots:

@@ -27,9 +27,6 @@ _TAKE_LIMIT_S = 120.0
 _TICK_S = 0.001
 
 
-# Requests in vLLM's form, and vLLM's outputs as completions.
-
-
 def sampling_params(request: SampleRequest, max_tokens: int) -> Any:
     """vLLM's parameters of a request that is cut at `max_tokens`. Each request has its own random stream."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -99,9 +96,6 @@ def _sampled(name: str, token_ids: Sequence[int], flat: Any, spans: Any) -> Samp
         )
     except ValueError as error:  # a NaN among the log-probabilities
         raise EngineError(f"{name}: vLLM gave no valid completion: {error}") from error
-
-
-# The requests.
 
 
 @dataclass(slots=True, eq=False)

@@ -128,9 +128,6 @@ def _step_logger(on_step: OnStep) -> Any:
     return StepLogger
 
 
-# What runs in vLLM's processes.
-
-
 def end_with_parent() -> None:
     """Watch the parent in a thread, if `multiprocessing` started this process. Repeated calls change nothing."""
     watched = any(thread.name == _THREAD for thread in threading.enumerate())

@@ -225,9 +225,6 @@ class SingleTurn:
         return episode.finished(self._prompts.text_of(await episode.sample(), episode.given))
 
 
-# The process that counts the tokens of prompts before a run starts.
-
-
 def counted(request: dict[str, Any]) -> dict[str, Any]:
     """{"counts"} in the order of the texts of {"folder", "environment", "texts": [PromptText, ...]}, or {"fault"}."""
     settings = EnvironmentSection.model_validate(request["environment"])

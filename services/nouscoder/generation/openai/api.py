@@ -9,7 +9,7 @@ The model is NAME, or NAME@VERSION for a client that wants no other policy versi
 
 INVARIANT: no request to a path outside `OPEN` reaches the API without a valid token, when tokens are configured.
 Without tokens no request that a browser sends for a foreign site does (http_server/foreign_sites.py). A body is read
-within the memory budget (http_server/memory_budget.py) and its time limit. At most `max_requests` requests are sampled at a
+within the memory budget (http_server/memory_budget.py) and its time limit. At most `max_requests` are sampled at a
 time, shared by clients (shares.py). Each request outside `OPEN` is counted once, when it ends in any way. One whose
 client hung up before the status has 499.
 """

@@ -42,11 +42,11 @@ from nouscoder.run.supervisor import PARENT_DEATH
 log = logging.getLogger(__name__)
 
 
-# The records that were added since the last look. The learner may be writing a line.
-
-
 class MetricsTail:
-    """The place in one file. After a restarted learner has removed lines, the whole file is read again."""
+    """The place in one file, whose last line the learner may be writing.
+
+    After a restarted learner has removed lines, the whole file is read again.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -74,8 +74,6 @@ def _parsed(text: bytes) -> Any:
     except ValueError:
         return None
 
-
-# The process.
 
 MAX_FAILURES = 20
 STATUS = "status.json"
@@ -190,8 +188,6 @@ def main(name: str, run: Path) -> int:
         return 1
     return 0
 
-
-# The processes of a run.
 
 _CLOSE_LIMIT_S = 20.0
 

@@ -31,8 +31,6 @@ from nouscoder.config import Config
 from nouscoder.config.run import SinkName
 from nouscoder.installation import how_to_install
 
-# The interface of a sink, and the scalars of a record of metrics.jsonl.
-
 
 class Sink(Protocol):
     """Where the records of a run go. One process uses it, and calls `open` first. Every call may raise anything."""
@@ -62,9 +60,6 @@ def scalars_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, (bool, int, float)) and math.isfinite(value):
             found[f"{prefix}{name}"] = float(value)
     return found
-
-
-# TensorBoard.
 
 
 class TensorBoardSink:
@@ -106,8 +101,6 @@ class TensorBoardSink:
         """Close the file."""
         self._writer.close()
 
-
-# Weights & Biases.
 
 _WRITE_EVERY_S = 0.2  # 15 s by default
 _WRITE_LIMIT_S = 60.0
@@ -176,8 +169,6 @@ class WandbSink:
     def _file_size(self) -> int:
         return self._file.stat().st_size if self._file.exists() else 0
 
-
-# MLflow.
 
 _STEP = "step"
 

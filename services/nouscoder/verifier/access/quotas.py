@@ -36,7 +36,8 @@ from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import NousCoderError
 from nouscoder.store.blobs import Blobs, BlobsUnavailable
 from nouscoder.store.case_files import CaseFileBroken
-from nouscoder.store.tests import StoredTests, TestsCache, TestsTooLarge, TestStore, UnknownTests, hex_of
+from nouscoder.store.tests import StoredTests, TestStore, UnknownTests, hex_of
+from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
 from nouscoder.verifier.access.caller import Caller, current_caller
 from nouscoder.verifier.grading.grader import GraderDecorator, Grading, OnOutcome, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission

@@ -20,7 +20,8 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.case_files import CaseFileBroken
-from nouscoder.store.tests import TestsCache, TestsTooLarge, UnknownTests
+from nouscoder.store.tests import UnknownTests
+from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
 from nouscoder.verifier.api.streaming import QUEUE_PATIENCE_S, NotGraded, grade_patiently
 from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
