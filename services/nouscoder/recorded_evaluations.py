@@ -1,6 +1,6 @@
 """The evaluations that a run folder holds, and their figures.
 
-evaluation_before.json, evaluation_after.json and the files of evaluations/ (run/evaluation.py writes them) hold a
+evaluation_before.json, evaluation_after.json and the files of evaluations/ (run/evaluation_files.py writes them) hold a
 program for each problem, so they are large. Each is read once.
 
 INVARIANT: of each policy version there is one evaluation. A file that is damaged or has no result is left out.

@@ -4,7 +4,7 @@
 learner writes it. When its standard input ends, it copies what is left and exits. It can fail or hang without an effect
 on the run.
 
-The last evaluations of a run come into lines that were copied before (run/evaluation.py). The sink gets them at the
+The last evaluations of a run come into lines that were copied before (run/evaluation_files.py). The sink gets them at the
 end.
 
 INVARIANT: the sink gets each step once, in order of steps, also over restarts of the process: it begins after the last
