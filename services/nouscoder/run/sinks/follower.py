@@ -4,8 +4,8 @@
 learner writes it. When its standard input ends, it copies what is left and exits. It can fail or hang without an effect
 on the run.
 
-The last evaluations of a run come into lines that were copied before (run/evaluation_files.py). The sink gets them at the
-end.
+The last evaluations of a run come into lines that were copied before (run/evaluation_files.py). The sink gets them
+at the end.
 
 INVARIANT: the sink gets each step once, in order of steps, also over restarts of the process: it begins after the last
 step that the sink says it has. After a failure the record is tried again, at most MAX_FAILURES times in a row.
