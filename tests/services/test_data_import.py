@@ -383,6 +383,7 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
         MathTests((MathCase("34"),)),
         (),
     ),
+    ("math", "math-1", {"problem": "?", "answer": float("nan"), "final_answer": [4]}, MathTests((MathCase("4"),)), ()),
     ("reasoning", "reasoning-1", {"input": "2 + 2?", "target": "4"}, StdinTests((StdinCase("", "4"),)), ()),
 ]
 
@@ -493,6 +494,18 @@ def test_the_kind_of_a_generated_task_is_its_family(tmp_path: Path) -> None:
     ]
     import_files("reasoning", [jsonl(tmp_path / "data.jsonl", *rows)], tmp_path / "out.parquet")
     assert [item.problem.family for item in read_parquet(tmp_path / "out.parquet")] == ["gcd", "gcd", ""]
+
+
+def test_a_missing_answer_is_sought_elsewhere_and_one_that_is_not_one_is_rejected(tmp_path: Path) -> None:
+    """NaN, which pandas writes for a missing value, was the answer n * a * n; of two answers the boxed one counted."""
+    rows: list[dict[str, Any]] = [{"answer": float("nan")}, {"answer": ["2", "3"]}, {"answer": {"value": 2}}]
+    rows += [{"final_answer": True}, {"reward_model": {"ground_truth": ["2", "3"]}}, {"answer": " "}]
+    file = jsonl(tmp_path / "rows.jsonl", *({"problem": "?", "solution": r"\boxed{2}"} | row for row in rows))
+    import_files("math", [file], tmp_path / "math.parquet")
+    assert [item.problem.problem_id for item in read_parquet(tmp_path / "math.parquet")] == ["math-1", "math-6"]
+    file = jsonl(tmp_path / "rows.jsonl", {"prompt": "?", "answer": float("nan")}, {"prompt": "?", "answer": 2})
+    import_files("generic", [file], tmp_path / "generic.parquet")
+    assert [item.problem.problem_id for item in read_parquet(tmp_path / "generic.parquet")] == ["generic-2"]
 
 
 def test_every_format_is_tested_here() -> None:

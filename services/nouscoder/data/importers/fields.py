@@ -81,11 +81,11 @@ def text(row: Row, *names: str) -> str:
 
 
 def optional_text(row: Row, *names: str) -> str:
-    """The first of these fields that holds text, a number or a date, as text; else empty."""
+    """The first of these fields that holds text, a number or a date, as text; else empty. NaN is a missing value."""
     for name in names:
         value = row.get(name)
         value = value.isoformat() if isinstance(value, date) else value
-        if isinstance(value, _SCALARS) and not isinstance(value, bool) and str(value).strip():
+        if isinstance(value, _SCALARS) and not isinstance(value, bool) and str(value).strip() and value == value:
             return str(value)
     return ""
 
