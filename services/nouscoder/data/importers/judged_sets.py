@@ -181,7 +181,7 @@ def read_codeforces(row: Row, number: int) -> ReferencedProblem:
     checker = optional_text(row, "generated_checker")
     if checker:
         parsed_python(checker)
-    tests = _cases(_whole(row.get("official_tests"), is_complete=row.get("official_tests_complete") is not False))
+    tests = _cases(_whole(row.get("official_tests"), is_complete=row.get("official_tests_complete") is True))
     examples = shown(_cases(row["examples"])) if row.get("examples") else None
     problem = Problem(
         problem_id=text(row, "id"),
