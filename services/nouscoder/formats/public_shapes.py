@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Any
 
 from nouscoder.domain.submission import CallCase, Comparator, Limits, StdinCase, Submission
-from nouscoder.formats.json_values import ValueCount
+from nouscoder.formats.json_values import RepeatedKey, ValueCount
 
 # The test functions of a file for pytest.
 
@@ -210,12 +210,14 @@ def _calls(name: str, inputs: list[Any], outputs: list[Any], values: ValueCount)
 
 
 def _value(text: Any, values: ValueCount) -> Any:
-    """The value of JSON text; anything else as it is. Raises TooManyValues."""
+    """The value of JSON text; anything else as it is. Raises TooManyValues and NotTests."""
     if not isinstance(text, str):
         return text
-    values.add(text)
     try:
+        values.add(text)
         return json.loads(text)
+    except RepeatedKey as error:
+        raise NotTests("tests", str(error)) from None
     except (ValueError, RecursionError):
         return text
 
