@@ -202,6 +202,12 @@ async def test_a_gold_answer_in_money_is_a_number(process: MathProcess) -> None:
     assert await ruled(process, r"\boxed{\$32,\!348}", r"\$32,\!348", r"\$32,349") == [accepted, wrong]
 
 
+@pytest.mark.parametrize("answer", ["5 $", "$5", r"5\$", r"\boxed{5 \$}", r"\boxed{\$5}", "5 dollars"])
+async def test_an_amount_of_money_is_its_number_as_for_math_verify(process: MathProcess, answer: str) -> None:
+    accepted, wrong = Ruling(VerdictKind.ACCEPTED), Ruling(VerdictKind.WRONG_ANSWER)
+    assert await ruled(process, answer, "5", r"\$5", "5 $", "6", r"\$6") == [*[accepted] * 3, wrong, wrong]
+
+
 async def test_what_was_compared_before_a_late_comparison_counts(process: MathProcess) -> None:
     rulings = await ruled(process, "5", "5", r"9^{9^{9}}", "5", limits=SHORT)
     late = VerdictKind.TIME_LIMIT_EXCEEDED
