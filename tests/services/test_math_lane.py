@@ -213,6 +213,12 @@ async def test_a_gold_answer_in_e_notation_is_the_number_that_it_is(process: Mat
     assert (await ruled(process, r"\boxed{6e}", "2e3")) == [wrong]
 
 
+@pytest.mark.parametrize("answer", ["5 $", "$5", r"5\$", r"\boxed{5 \$}", r"\boxed{\$5}", "5 dollars"])
+async def test_an_amount_of_money_is_its_number_as_for_math_verify(process: MathProcess, answer: str) -> None:
+    accepted, wrong = Ruling(VerdictKind.ACCEPTED), Ruling(VerdictKind.WRONG_ANSWER)
+    assert await ruled(process, answer, "5", r"\$5", "5 $", "6", r"\$6") == [*[accepted] * 3, wrong, wrong]
+
+
 async def test_what_was_compared_before_a_late_comparison_counts(process: MathProcess) -> None:
     rulings = await ruled(process, "5", "5", r"9^{9^{9}}", "5", limits=SHORT)
     late = VerdictKind.TIME_LIMIT_EXCEEDED

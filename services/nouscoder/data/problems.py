@@ -23,7 +23,7 @@ from nouscoder.domain.prompt import PROMPT
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, language_name
 from nouscoder.errors import Unusable, did_you_mean, one_line
 from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, TestsBody, all_faults, canonical_json
-from nouscoder.formats.json_values import TooManyValues, ValueCount
+from nouscoder.formats.json_values import RepeatedKey, TooManyValues, ValueCount, json_weight
 from nouscoder.formats.public_shapes import NotTests, rewritten
 from nouscoder.input_file import regular
 
@@ -227,6 +227,7 @@ def _hint_of(path: Path) -> str:
 def _body(line: bytes) -> ProblemBody | str:
     """The problem, or what is wrong with the line."""
     try:
+        json_weight(line)
         return _validated(line)
     except ValidationError as error:
         faults = [_fault(field, wrong) for field, wrong in all_faults(error)]
@@ -234,7 +235,7 @@ def _body(line: bytes) -> ProblemBody | str:
         return f"{'; '.join(faults[:_MOST_SHOWN])}{more}"
     except NotTests as error:
         return f"{error.field}: {error}"
-    except TooManyValues as error:
+    except (RepeatedKey, TooManyValues) as error:
         return str(error)
 
 

@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Any
 
 from nouscoder.domain.submission import CallCase, Comparator, Limits, StdinCase, Submission
-from nouscoder.formats.json_values import ValueCount
+from nouscoder.formats.json_values import RepeatedKey, ValueCount
 
 # The test functions of a file for pytest.
 
@@ -209,15 +209,17 @@ def _calls(name: str, inputs: list[Any], outputs: list[Any], values: ValueCount)
 
 
 def _value(text: Any, values: ValueCount) -> Any:
-    """The value of JSON text; a value of another type as it is. Raises TooManyValues, and NotTests for another text.
+    """The value of JSON text; a value of another type as it is. Raises TooManyValues, and NotTests for other text and for a key that stands twice.
 
     A text that is no JSON is no value: `True` of Python would become the text "True", which no result equals.
     """
     if not isinstance(text, str):
         return text
-    values.add(text)
     try:
+        values.add(text)
         return json.loads(text)
+    except RepeatedKey as error:
+        raise NotTests("tests", str(error)) from None
     except (ValueError, RecursionError):
         raise NotTests("tests", f"a text for tests, arguments or a result must be JSON, not {text:.60}") from None
 

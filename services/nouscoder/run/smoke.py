@@ -35,11 +35,11 @@ from typing import Any
 
 from rich.console import Console
 
-from nouscoder.atomic_files import write_whole
+from nouscoder.atomic_files import whole_or_gone, write_whole
 from nouscoder.config import Config, ConfigError
 from nouscoder.config.tree import NOTHING_GIVEN, Given
 from nouscoder.data.pass_rates import PassCount, read_pass_rates
-from nouscoder.data.problem_index import ProblemIndex, open_index
+from nouscoder.data.problem_index import ProblemIndex, index_folder, open_index
 from nouscoder.domain.guards import TEST, BatchRewards, Direction, reward_trend
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling
@@ -295,9 +295,10 @@ async def _open(config: Config, test: SmokeTest, *, resume: bool, given: Given) 
     if resume:
         return reopened(wanted.run.folder, given, "--smoke64")
     RunFolder.refuse_existing(wanted.run.folder)
-    config = await checked(wanted)
-    if test.pass_rates is not None:
-        await asyncio.to_thread(chosen_from_file, config, test.pass_rates, test.num_problems)
+    with whole_or_gone(index_folder(wanted)):
+        config = await checked(wanted)
+        if test.pass_rates is not None:
+            await asyncio.to_thread(chosen_from_file, config, test.pass_rates, test.num_problems)
     folder = RunFolder.create(config)
     note_given(folder, given)
     return folder, wanted

@@ -27,6 +27,7 @@ from nouscoder.domain.submission import (
     Tests,
     method_name,
 )
+from nouscoder.formats.json_values import RepeatedKey
 
 
 class Reason(StrEnum):
@@ -157,6 +158,8 @@ def decoded(value: Any) -> Any:
             return read(value)
         except FileRefused as error:
             raise Rejected(Reason.TOO_LARGE, str(error)) from None
+        except RepeatedKey as error:
+            raise Rejected(Reason.UNREADABLE_TESTS, str(error)) from None
         except (ValueError, RecursionError) as error:
             _refuse_long_integer(error)
     _refuse_many_nodes(value)
