@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from nouscoder.domain import languages
 from nouscoder.domain.prompt import PromptForm, prompt_text, system_text
 from nouscoder.domain.submission import language_name
+from nouscoder.verifier.api.pages import playground
 from nouscoder.verifier.grading.extract import extract_program
 from nouscoder.verifier.toolchains.languages import registry
 
@@ -54,9 +56,19 @@ def facts(language: str) -> dict[str, Any]:
         "programs": [word for word in WORDS if counts(language, word)],
         "blocks": [other for other, found in tagged.items() if found is not None],
         "source": registry()[language].source_name,
+        "packages": " ".join(languages.KNOWN[language].debian),
+        "starter": languages.KNOWN[language].starter,
     }
 
 
 @pytest.mark.parametrize("language", KNOWN)
 def test_what_users_see_of_a_language_stays_as_it_was(language: str) -> None:
-    assert facts(language).items() <= KNOWN[language].items()
+    assert facts(language) == KNOWN[language]
+
+
+def test_every_starter_is_in_the_script_of_the_playground() -> None:
+    script = playground(["python"]).text.partition("const LANGUAGES = ")[2].partition(";\n")[0]
+    assert "<" not in script, "a starter could end the script element"
+    assert {name: one["starter"] for name, one in json.loads(script).items()} == {
+        name: one.starter for name, one in languages.KNOWN.items()
+    }
