@@ -90,8 +90,8 @@ def comparator(copy: Copy) -> None:
     copy.after(f"{SERVICES}/client/records.py", '"exact", "lcb"', ', "first_line"')
     copy.after(
         "proto/nouscoder/v1/verdict.proto",
-        "  COMPARATOR_KIND_LCB = 6;\n",
-        "  // Only the first line counts.\n  COMPARATOR_KIND_FIRST_LINE = 7;\n",
+        "  COMPARATOR_KIND_ENTRY_POINT = 7;\n",
+        "  // Only the first line counts.\n  COMPARATOR_KIND_FIRST_LINE = 8;\n",
     )
     copy.before(
         f"{SERVICES}/verifier/judges/comparators.py", "    return _same_tokens(wanted, actual, comparator)\n", branch

@@ -44,6 +44,7 @@ class ComparatorKind(StrEnum):
     UNORDERED_LINES = "unordered_lines"
     KATTIS = "kattis"  # tokens, and numbers as Kattis's default validator compares them
     LCB = "lcb"  # lines, and lines of numbers as LiveCodeBench's grader compares them
+    ENTRY_POINT = "entry_point"  # a function of the operator
 
 
 _MAX_NAME_CHARS = 40
@@ -111,6 +112,7 @@ class Comparator:
     """Tolerances apply to `tokens`, `kattis` and call results, the absolute one to `lcb`. 0 is off; the widest counts.
 
     `float_tolerance` counts as both an absolute and a relative tolerance. `ignore_case` is about ASCII letters of text.
+    `entry_point` names the function of kind ENTRY_POINT, which the service must have loaded.
     Raises ValueError for a tolerance below 0.
     """
 
@@ -119,6 +121,7 @@ class Comparator:
     absolute_tolerance: float = 0.0
     relative_tolerance: float = 0.0
     ignore_case: bool = False
+    entry_point: str = ""
 
     def __post_init__(self) -> None:
         if self.float_tolerance >= 0 and self.absolute_tolerance >= 0 and self.relative_tolerance >= 0:
