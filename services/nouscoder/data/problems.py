@@ -282,7 +282,7 @@ def line_of(item: Problem | ReferencedProblem) -> bytes:
     problem = item.problem
     record: dict[str, Any] = {name: getattr(problem, name) for name in _ORDER}
     record["limits"] = asdict(problem.limits)
-    record["comparator"] = ComparatorBody.of(problem.comparator).model_dump()
+    record["comparator"] = ComparatorBody.of(problem.comparator).written()
     if problem.public_tests is not None:
         record["public_tests"] = json.loads(canonical_json(problem.public_tests))
     record |= {"references": list(map(asdict, item.references))} if item.references else {}

@@ -44,6 +44,7 @@ from nouscoder.run.sinks.targets import missing_packages
 from nouscoder.run.token_limits import left_out_lines, length_faults, position_faults, prompt_faults
 from nouscoder.run.users_code import users_code_faults
 from nouscoder.sections import PathKind, keys_of
+from nouscoder.verifier.judges.users_comparators import load_comparators
 
 _REDIS_TIMEOUT_S = 5.0
 _MOST_FAULTS = 20  # of a problem file in one message
@@ -272,6 +273,7 @@ def require_gradable(file: Path, here: VerifierSection | None) -> None:
     this machine grades; None where another one does.
     """
     stat = file.stat()
+    load_comparators(here.comparators if here else ())
     checked = _checked_file(file, stat.st_size, stat.st_mtime_ns, here is not None)
     lacking = library_fault_here(here, checked.libraries, f"{checked.num_problems} problems") if here else ""
     faults = [one for one in checked.faults if not (_NOT_HERE in one.fault and one.fault.startswith(_OF_ANSWERS))]

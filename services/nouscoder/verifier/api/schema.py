@@ -281,7 +281,7 @@ def request_of(submission: Submission) -> dict[str, Any]:
         "language": submission.language,
         **({"other_languages": list(submission.other_languages)} if submission.other_languages else {}),
         "limits": asdict(submission.limits),
-        "comparator": ComparatorBody.of(submission.comparator).model_dump(),
+        "comparator": ComparatorBody.of(submission.comparator).written(),
         "stop_on_first_failure": submission.stop_on_first_failure,
         "reveal": "first_failure" if submission.reveal else "none",
         "profile": submission.profile.value,

@@ -55,6 +55,7 @@ from nouscoder.verifier.judges.asserting import require_long_python
 from nouscoder.verifier.judges.judge import Judge, encoded, in_turn, takes_long
 from nouscoder.verifier.judges.math_worker import End
 from nouscoder.verifier.judges.mathematics import QUICK, Compared, MathLimits, MathProcess, compare, rulings_of
+from nouscoder.verifier.judges.users_comparators import load_comparators
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox, with_libraries
 from nouscoder.verifier.sandbox.base import (
@@ -111,6 +112,7 @@ class Grader:
         self._sandbox = sandbox
         self._metrics = metrics
         self._section = section or VerifierSection()
+        load_comparators(self._section.comparators)
         self._policy = policy or GradingPolicy()
         self._run_lock = run_lock or ExclusiveRunLock()
         self._kill_rates = KillRates()
