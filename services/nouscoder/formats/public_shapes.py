@@ -209,7 +209,7 @@ def _calls(name: str, inputs: list[Any], outputs: list[Any], values: ValueCount)
 
 
 def _value(text: Any, values: ValueCount) -> Any:
-    """The value of JSON text; a value of another type as it is. Raises TooManyValues, and NotTests for other text and for a key that stands twice.
+    """The value of JSON text; a value of another type as it is. Raises TooManyValues and NotTests.
 
     A text that is no JSON is no value: `True` of Python would become the text "True", which no result equals.
     """
