@@ -221,7 +221,7 @@ def _value(text: Any, values: ValueCount) -> Any:
     except RepeatedKey as error:
         raise NotTests("tests", str(error)) from None
     except (ValueError, RecursionError):
-        raise NotTests("tests", f"a text for tests, arguments or a result must be JSON, not {text:.60}") from None
+        raise NotTests("tests", f"a text for tests, arguments or a result must be JSON, not {text[:60]!r}") from None
 
 
 def _without_nulls(record: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
