@@ -568,7 +568,7 @@ SENT: list[tuple[str, object, int, str]] = [
             ({"other_languages": ["pythn"]}, "other_languages: 'pythn' is not installed"),
             ({"nosuch": 1}, "nosuch: unknown field"),
             ({"tests": []}, "tests: a list must hold"),
-            ({"tests": "x"}, "tests: must be an object"),
+            ({"tests": "x"}, "tests: a text for tests, arguments or a result must be JSON, not 'x'"),
             ({"tests": {"digest": "abc"}}, "tests.digest: must match"),
             ({"tests": {"inputs": ["1"], "outputs": []}}, "there are 1 inputs and 0 outputs"),
             (
