@@ -101,7 +101,11 @@ def _imported_by_name(code: types.CodeType) -> Iterator[str]:
         if isinstance(each, tuple):  # of an import statement
             yield from (name for name in each if isinstance(name, str))
         elif isinstance(each, str) and "exec" in code.co_names:
-            yield from _imported_by_name(compile(each, "<setup>", "exec"))
+            try:
+                executed = compile(each, "<setup>", "exec")
+            except (SyntaxError, ValueError, RecursionError, MemoryError):  # any other text of the setup
+                continue
+            yield from _imported_by_name(executed)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
