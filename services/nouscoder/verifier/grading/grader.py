@@ -43,6 +43,7 @@ from nouscoder.verifier.grading.progress import KillRates, KillTable, Submission
 from nouscoder.verifier.grading.runs import (
     CandidateLibraries,
     ProvenCheckers,
+    ProvenSetups,
     has_free_order,
     has_parallel_tests,
     judge_for,
@@ -118,6 +119,7 @@ class Grader:
         self._kill_rates = KillRates()
         self._libraries = CandidateLibraries(sandbox)
         self._checkers = ProvenCheckers(sandbox)
+        self._setups = ProvenSetups(sandbox)
         self._has_slots = asyncio.Event()
         self._has_slots.set()
         self._tell_demand: Callable[[], None] = lambda: None
@@ -257,6 +259,7 @@ class Grader:
                 async with asyncio.timeout(patience_s):
                     await self._libraries.require(submission)
                     await self._checkers.require(submission)
+                    await self._setups.require(submission)
                     await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()
                 return progress.verdict()
             except InvalidSubmission:
