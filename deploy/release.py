@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """release.py build | publish VERSION: a release of this tree, as files in dist/VERSION, and its publication.
 
-`build` makes what a release has and publishes nothing: the source distribution and the wheel, the chart, archives of
+`build` makes what a release has and publishes nothing: the source distribution and the wheels, the chart, archives of
 the images for the platforms that this machine builds, the notes of CHANGELOG.md, and SHA256SUMS. It prints sizes and
 times, what still keeps the version from being published, and the commands that publish it. It needs no credentials.
 
@@ -37,6 +37,7 @@ VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 HEADING = re.compile(r"^## \[(?P<name>[^]]+)\](?P<date> - \d{4}-\d\d-\d\d)?$", re.MULTILINE)
 INSTALLATION = ROOT / "services" / "nouscoder" / "installation.py"
 COMMAND = re.compile(r"(pip\sinstall\s+')(?:\.|nouscoder)(?=\[)")  # as documents show it
+PART = re.compile(r"(pip\sinstall\s)(?:packages/)?(?=nouscoder-(?:grader|client)\b)")
 # What README.md says beside its commands.
 SENTENCES = {
     False: "There is no release on the package index yet: these commands work in a clone of this repository.",
@@ -157,15 +158,16 @@ def publication(version: str, head: str, registry: str, folder: Path) -> list[Co
     """The commands that publish, in this order. The tag comes last: what it names is complete."""
     as_version = (("NOUSCODER_VERSION", version),)
     build = ("deploy/images/build", "--publish", registry)
-    wheel, source = folder / f"nouscoder-{version}-py3-none-any.whl", folder / f"nouscoder-{version}.tar.gz"
+    source, names = folder / f"nouscoder-{version}.tar.gz", ("nouscoder", "nouscoder_grader", "nouscoder_client")
+    wheels = [folder / f"{name}-{version}-py3-none-any.whl" for name in names]
     chart, sums = folder / f"nouscoder-{version}.tgz", folder / "SHA256SUMS"
     told = ("--target", head, "--title", version, "--notes-file", str(folder / "NOTES.md"))
     return [
         Command((*build, "--accelerator", "cuda", *ALL, "vllm"), as_version),
         Command((*build, "--accelerator", "cpu", "--tag", f"{version}-cpu", *ALL), as_version),
         Command(("helm", "push", str(chart), f"oci://{registry}/charts")),
-        Command(("uv", "publish", "--trusted-publishing", "automatic", str(source), str(wheel))),
-        Command(("gh", "release", "create", f"v{version}", *told, *map(str, (source, wheel, chart, sums)))),
+        Command(("uv", "publish", "--trusted-publishing", "automatic", *map(str, (source, *wheels)))),
+        Command(("gh", "release", "create", f"v{version}", *told, *map(str, (source, *wheels, chart, sums)))),
     ]
 
 
@@ -177,6 +179,9 @@ def build(version: str, folder: Path, images: Sequence[str]) -> None:
     variables = {"NOUSCODER_VERSION": version, "SOURCE_DATE_EPOCH": commit_s}
     python = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
     step("source distribution and wheel", python, variables)
+    for name in ("grader", "client"):
+        words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+        step(f"wheel of the {name} alone", words, variables, ROOT / "packages" / f"nouscoder-{name}")
     named = [registry()] if is_registry(registry()) else []
     step("chart", [sys.executable, "deploy/package-chart", version, str(folder), *named], variables)
     for machine, emulator in PLATFORMS.items() if images else ():
@@ -195,10 +200,10 @@ def build(version: str, folder: Path, images: Sequence[str]) -> None:
         say(f"{path.stat().st_size / 1e6:9.2f} MB  {path.name}")
 
 
-def step(what: str, words: Sequence[str], variables: dict[str, str]) -> None:
-    """Run one command in the root, with its output on stderr. Raises Refused when it fails."""
+def step(what: str, words: Sequence[str], variables: dict[str, str], where: Path = ROOT) -> None:
+    """Run one command, with its output on stderr. Raises Refused when it fails."""
     begin = time.monotonic()
-    done = subprocess.run(words, cwd=ROOT, env=os.environ | variables, stdout=sys.stderr, check=False)
+    done = subprocess.run(words, cwd=where, env=os.environ | variables, stdout=sys.stderr, check=False)
     if done.returncode:
         raise Refused(f"{what}: {shlex.join(map(str, words))} exited with {done.returncode}")
     say(f"{time.monotonic() - begin:9.1f} s   {what}")
@@ -218,6 +223,7 @@ def write_texts(root: Path, on_the_index: bool) -> list[Path]:
     for path in (root / name for name in listed.splitlines() if name != "CHANGELOG.md"):
         text = path.read_text("utf8")
         written = COMMAND.sub(rf"\g<1>{'nouscoder' if on_the_index else '.'}", text)
+        written = PART.sub(rf"\g<1>{'' if on_the_index else 'packages/'}", written)
         written = written.replace(SENTENCES[not on_the_index], SENTENCES[on_the_index])
         if path == root / constant:
             written = re.sub(r"^ON_THE_INDEX = \w+$", f"ON_THE_INDEX = {on_the_index}", text, flags=re.MULTILINE)

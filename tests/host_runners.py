@@ -20,7 +20,7 @@ from tests.free_addresses import free_addresses
 
 from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.sandbox.init_build import HARNESS, init_library_path
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.pool import FoundRunner
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from tests.host_runners import KEY_TEXT, HostRunners, Running, agent_environment
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox import SandboxUnavailable
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.launch import RunnerAccess
 from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 from nouscoder.verifier.sandbox.runsc import RunscLaunch, find_runsc
 
 _HOME = "/opt/nouscoder"

@@ -18,9 +18,9 @@ from nouscoder.config import SandboxSection
 from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.runner.kernel import why_not_userns
 from nouscoder.verifier.sandbox import SandboxUnavailable
-from nouscoder.verifier.sandbox.runners.gvisor import UsernsSandbox
 from nouscoder.verifier.sandbox.runners.launch import RunnerAccess
 from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pods import UsernsSandbox
 
 PYTHON = "/usr/bin/python3"  # an interpreter that every user may read
 CHART_CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "SETUID", "SETGID")

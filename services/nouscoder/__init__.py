@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# The packages that hold this code, or a part of it (packages/): one of them is installed.
+PACKAGES = ("nouscoder", "nouscoder-grader", "nouscoder-client")
+
 __version__: str  # of the installed package, which deploy/version.py made from the tag
 
 
@@ -11,7 +14,9 @@ def __getattr__(name: str) -> str:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version
 
-    try:
-        return version("nouscoder")
-    except PackageNotFoundError:
-        return "0+unknown"
+    for package in PACKAGES:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "0+unknown"

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 
 from nouscoder.errors import Unusable
-from nouscoder.installation import how_to_install
+from nouscoder.installation import GRADER, has_trainer, how_to_install
 
 # Modules whose distribution has another name, or that come with another distribution.
 _DISTRIBUTIONS = {
@@ -53,7 +53,8 @@ def extra_of(module: str, command: str = "") -> str:
     root = module.partition(".")[0]
     name = _normal(_DISTRIBUTIONS.get(root, root))
     try:
-        named = [found.groups() for each in requires("nouscoder") or () if (found := _REQUIREMENT.match(each))]
+        of_package = requires("nouscoder" if has_trainer() else GRADER) or ()
+        named = [found.groups() for each in of_package if (found := _REQUIREMENT.match(each))]
     except PackageNotFoundError:  # the files were copied, not installed
         return _OF_COMMANDS.get(command, "")
     extras = {extra for distribution, extra in named if _normal(distribution) == name}
@@ -76,6 +77,9 @@ def as_missing_extra(error: BaseException, command: str = "") -> BaseException:
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return error
     root = error.name.partition(".")[0]
+    if root == "nouscoder" and not has_trainer():
+        whole = how_to_install(_OF_COMMANDS.get(command, "demo"))
+        return ExtraMissing(f"{GRADER} has the grading service alone; the whole project has this too: {whole}")
     extra = extra_of(root, command)
     return error if not extra or find_spec(root) is not None else _missing(root, extra)
 

@@ -38,7 +38,7 @@ from nouscoder.verifier.sandbox import (
     local,
     open_sandbox,
 )
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 from nouscoder.verifier.toolchains.languages import installed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

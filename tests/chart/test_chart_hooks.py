@@ -301,10 +301,16 @@ PACKAGES = ("broker", "generation", "learner", "run", "demo", "evaluation", "rpc
 def test_services_read_only_what_restarts_them() -> None:
     """The sections that the chart leaves out of a checksum do not occur in the code of that service.
 
-    `nouscoder eval` runs in no pod, and languages.py and preflight.py read the section for a run whose services are on
-    its own machine.
+    `nouscoder eval` runs in no pod, and languages.py, preflight.py and users_code.py read the section for a run whose
+    services are on its own machine.
     """
-    own_machine = {"evaluation/evaluate.py", "evaluation/served_policy.py", "run/languages.py", "run/preflight.py"}
+    own_machine = {
+        "evaluation/evaluate.py",
+        "evaluation/served_policy.py",
+        "run/languages.py",
+        "run/preflight.py",
+        "run/users_code.py",
+    }
     for file in (ROOT / "services" / "nouscoder").rglob("*.py"):
         package = file.relative_to(ROOT / "services" / "nouscoder").parts[0]
         text = file.read_text("utf8")

@@ -17,7 +17,7 @@ from typing import Any
 from kubernetes.client import rest
 
 from nouscoder.config import SandboxSection
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 
 requests: Counter[str] = Counter()
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 
 
 def image_of(pool: SandboxSection) -> str:

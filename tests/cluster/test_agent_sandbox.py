@@ -21,7 +21,7 @@ from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submissio
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(1800)]
 

@@ -58,7 +58,7 @@ facts["command"] = [(run.returncode, run.stderr, "NousCoder" in run.stdout or "s
 """
 OF_SERVICE = {
     "verifier": """
-import nouscoder.verifier.service, nouscoder.verifier.observe.tracing, nouscoder.verifier.judges.mathematics
+import nouscoder.verifier.process, nouscoder.verifier.observe.tracing, nouscoder.verifier.judges.mathematics
 import kubernetes.client
 from nouscoder.config import VerifierSection
 from nouscoder.verifier.toolchains.libraries import library_folders
@@ -74,7 +74,7 @@ import nouscoder.generation.service, torch
 facts["sum"] = float((torch.ones(3, 3) @ torch.ones(3, 3)).sum())
 """,
     "learner": """
-import nouscoder.learner.service, nouscoder.run.loop, nouscoder.demo.prepare, nouscoder.report
+import nouscoder.learner.process, nouscoder.run.loop, nouscoder.demo.prepare, nouscoder.report
 import torch, transformers
 torch.manual_seed(0)
 weight = torch.randn(4, 4, requires_grad=True)

@@ -12,7 +12,7 @@ import pytest
 
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.sandbox import SandboxUnavailable
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.pool import Replaced
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

@@ -54,7 +54,7 @@ def test_stubs_are_imported_by_rpc_and_service_modules_only() -> None:
     "module",
     [
         "nouscoder.verifier",
-        "nouscoder.verifier.service",
+        "nouscoder.verifier.process",
         "nouscoder.broker.serving",
         "nouscoder.cli",
         "nouscoder.objectives.registry",

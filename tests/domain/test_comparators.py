@@ -178,6 +178,16 @@ def test_values_are_compared_like_python_except_bools_and_rounding(
     assert same_value(expected, actual) is same
 
 
+@pytest.mark.parametrize("kind", ComparatorKind)
+@pytest.mark.parametrize("money", ["5 $", "5$", "$5"])
+def test_an_amount_of_money_is_no_number_in_the_output_of_a_program(kind: ComparatorKind, money: str) -> None:
+    """LiveCodeBench's grader says the same: a token that differs must be a number."""
+    for tolerance in (0.0, 1e-6) if kind not in (EXACT.kind, LINES.kind) else (0.0,):
+        rule = Comparator(kind, tolerance)
+        assert not same_text("5", money.encode(), rule)
+        assert not same_text(money, b"5", rule)
+
+
 def test_a_float_tolerance_widens_the_comparison_of_values_but_not_of_integers() -> None:
     assert same_value([1.0], [1.0009], 1e-3)
     assert not same_value([1.0], [1.0009])

@@ -22,7 +22,7 @@ SUFFIXES = ("py", "lua", "toml", "md", "proto", "tpl", "c", "css", "js", "yaml")
 
 def tracked() -> list[str]:
     """The paths of every file and folder of the repository, from its root."""
-    tops = [ROOT / name for name in ("services", "docs", "helm", "deploy", "configs", "proto", "tests")]
+    tops = [ROOT / name for name in ("services", "docs", "helm", "deploy", "configs", "proto", "tests", "packages")]
     return [str(path.relative_to(ROOT)) for top in tops for path in (top, *top.rglob("*")) if ".pyc" not in path.name]
 
 
@@ -53,7 +53,7 @@ def test_a_path_in_the_text_exists(name: str) -> None:
 
 def paths_from_the_root(name: str) -> list[str]:
     """The paths in a document that begin in the root of the repository, such as tests/domain/ or docs/data.md."""
-    tops = "services|tests|docs|examples|configs|deploy|helm|proto"
+    tops = "services|tests|docs|examples|configs|deploy|helm|proto|packages"
     found = re.findall(rf"(?<![\w./])(?:{tops})/[\w./-]*\w/?", (ROOT / name).read_text(encoding="utf8"))
     return sorted({path for path in found if not path.endswith(OF_THE_READER)})
 

@@ -19,7 +19,7 @@ PURE = "judges.comparators", "judges.judge", "grading.validation", "grading.runs
         ("import nouscoder.verifier", set()),
         ("from nouscoder.client import Client", {"httpx"}),
         *((f"import nouscoder.verifier.{module}", set()) for module in PURE),
-        ("import nouscoder.verifier.service", {"httpx", "grpc", "fastapi", "uvicorn"}),
+        ("import nouscoder.verifier.process", {"httpx", "grpc", "fastapi", "uvicorn"}),
     ],
 )
 def test_nothing_heavy_is_loaded(statement: str, allowed: set[str]) -> None:

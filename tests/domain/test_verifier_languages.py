@@ -12,12 +12,8 @@ from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, val
 from nouscoder.verifier.toolchains.languages import find_installed, find_located, installed, registry
 
 
-def test_the_registry_holds_the_documented_languages() -> None:
-    compiled = {"c", "cpp", "java", "go", "rust", "csharp", "kotlin", "typescript"}
-    interpreted = {"python", "pypy", "javascript", "bash", "perl", "ruby", "lua", "php", "r"}
-    assert set(registry()) == compiled | interpreted
-    assert set(registry()) == LANGUAGES
-    assert registry()["python"].run is None
+def test_only_python_runs_in_the_warm_interpreter() -> None:
+    assert [name for name, language in registry().items() if language.run is None] == ["python"]
     assert "-O2" in (registry()["cpp"].compile or ())
 
 

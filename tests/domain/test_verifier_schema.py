@@ -198,6 +198,10 @@ WRAPPED = CallTests("add", (CallCase((1, 2), {}, [3]), CallCase(([4],), {}, [Non
         ({"inputs": [[1, 2], [[4]]], "outputs": [[3], [None]], "fn_name": "Solution.add"}, WRAPPED),
         ({"inputs": ["1\n2", "[4]\n"], "outputs": ["3", "null"], "fn_name": "add"}, CALL),
         (
+            {"inputs": ['"a\u2028b"\r\n"\x85"\r\n'], "outputs": ['"\u2028"'], "fn_name": "add"},
+            CallTests("add", (CallCase(("a\u2028b", "\x85"), {}, "\u2028"),)),
+        ),
+        (
             {
                 "type": "stdin",
                 "entry_point": None,
@@ -240,6 +244,10 @@ def test_null_means_the_default_and_stored_tests_may_come_with_nulls() -> None:
         ({"inputs": [], "outputs": []}, "tests.cases", ""),
         ("not JSON", "tests", ""),
         ([], "tests", '"input": ...'),
+        *[
+            ({"inputs": [given], "outputs": [wanted], "fn_name": "f"}, "tests", "must be JSON")
+            for given, wanted in [("1", "True"), ("1", "(1, 2)"), ("'a'", "1"), ("None", "1"), ("abc", '"cba"')]
+        ],
         ([{"input": "1"}], "tests", "or give an object with type and cases"),
         (["1"], "tests", '"output": ...'),
         ([{"input": "1", "output": "1", "testtype": "functional"}], "tests", "for a function give"),

@@ -89,10 +89,12 @@ def test_nul_is_an_ordinary_character_in_free_texts(verifier: Verifier) -> None:
     assert verifier.post(GRADE, {**grade_body(), "code": None, "completion": "\0"}).json()["verdict"] == "no_code"
 
 
-def test_of_two_equal_keys_the_last_counts_in_a_body_and_in_a_line(verifier: Verifier) -> None:
+def test_of_two_equal_keys_none_counts_in_a_body_and_in_a_line(verifier: Verifier) -> None:
     body = json.dumps(grade_body()).encode()[:-1] + b', "code": "print(2)", "code": "print(1)"}'
-    assert verifier.post(GRADE, body).json()["verdict"] == "accepted"
-    assert json.loads(verifier.post(BATCH, body).text)["verdict"] == "accepted"
+    refused = verifier.post(GRADE, body)
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == "code: is given twice in one JSON object"
+    assert "code: is given twice" in verifier.post(BATCH, body).text
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/xml", "application/x-www-form-urlencoded", "nonsense", ""])

@@ -116,17 +116,17 @@ def uv() -> str:
     return found
 
 
-def installed(files: Files, extras: str, folder: Path) -> tuple[Path, list[str]]:
-    """The `bin` of a new environment with the wheel and these extras, and the names of its packages."""
+def installed(what: object, folder: Path) -> tuple[Path, list[str]]:
+    """The `bin` of a new environment with this wheel, and the names of its packages."""
     begin = time.monotonic()
     run(uv(), "venv", "-q", "--python", sys.executable, folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
-    run(uv(), "pip", "install", "-q", "--python", python, f"{files.wheel}[{extras}]", cwd=folder, limit_s=3000)
+    run(uv(), "pip", "install", "-q", "--python", python, what, cwd=folder, limit_s=3000)
     listed = run(uv(), "pip", "list", "-q", "--format", "json", "--python", python, cwd=folder)
     packages = [package["name"] for package in json.loads(listed)]
     num_bytes = sum(path.stat().st_size for path in (folder / "venv").rglob("*") if path.is_file())
     took_s = time.monotonic() - begin
-    print(f"\n[{extras}]: {len(packages)} packages, {num_bytes / 1e6:.0f} MB, installed in {took_s:.1f} s")
+    print(f"\n{Path(str(what)).name}: {len(packages)} packages, {num_bytes / 1e6:.0f} MB, installed in {took_s:.1f} s")
     return python.parent, packages
 
 
@@ -148,6 +148,23 @@ def test_the_source_distribution_makes_the_same_wheel(files: Files, tmp_path: Pa
     assert [path for path in (*contents(files.wheel), *source.rglob("*")) if forbidden.search(str(path))] == []
 
 
+def test_the_grader_and_the_client_work_alone(files: Files, tmp_path: Path) -> None:
+    """Each in an environment of its own: the smallest use, the packages and the size."""
+    for name, limit in (("client", 8), ("grader", 45)):
+        folder = tmp_path / name
+        folder.mkdir()
+        wheel = files.folder / f"nouscoder_{name}-{VERSION}-py3-none-any.whl"
+        binaries, packages = installed(wheel, folder)
+        assert len(packages) <= limit, packages
+        if name == "client":
+            assert run(binaries / "python", "-I", "-c", UNREACHABLE, cwd=folder) == "Unreachable\n"
+            continue
+        (folder / "submission.jsonl").write_text(json.dumps({"id": "a", **SUBMISSION}) + "\n")
+        assert run(binaries / "nouscoder", "--version", cwd=folder) == f"nouscoder {VERSION}\n"
+        run(binaries / "nouscoder", "grade", "submission.jsonl", "--out", "verdicts.jsonl", cwd=folder)
+        assert json.loads((folder / "verdicts.jsonl").read_text())["verdict"] == "accepted"
+
+
 def contents(wheel: Path) -> dict[str, str]:
     """The digest of each file."""
     with zipfile.ZipFile(wheel) as archive:
@@ -157,7 +174,7 @@ def contents(wheel: Path) -> dict[str, str]:
 @pytest.mark.parametrize("extras", [*PYTHON, *COMMANDS])
 def test_the_wheel_works_with_each_extra(files: Files, tmp_path: Path, extras: str) -> None:
     """In an environment that has nothing else, in an empty folder."""
-    binaries, packages = installed(files, extras, tmp_path)
+    binaries, packages = installed(f"{files.wheel}[{extras}]", tmp_path)
     (tmp_path / "submission.jsonl").write_text(json.dumps({"id": "a", **SUBMISSION}) + "\n")
     problem = {"id": "p", "problem": "Add.", "tests": SUBMISSION["tests"]}
     (tmp_path / "problems.jsonl").write_text(json.dumps(problem) + "\n")
@@ -178,7 +195,7 @@ def test_the_wheel_works_with_each_extra(files: Files, tmp_path: Path, extras: s
 
 def test_the_demo_runs_from_the_wheel(files: Files, tmp_path: Path) -> None:
     """It learns, in a folder that has nothing but what it makes. Prints its last lines and its time."""
-    binaries, packages = installed(files, ",".join(sorted(WITH_TORCH)), tmp_path)
+    binaries, packages = installed(f"{files.wheel}[{','.join(sorted(WITH_TORCH))}]", tmp_path)
     assert {"torch", "gguf", "psutil"} <= set(packages)
     (tmp_path / "empty").mkdir()
     begin = time.monotonic()

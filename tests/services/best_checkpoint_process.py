@@ -27,7 +27,7 @@ from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.publication.policy_files import PolicyFiles
 from nouscoder.learner.publication.sender import PolicySender
-from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.servicer import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state import checkpoint_schedule, checkpoint_store
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker

@@ -16,9 +16,9 @@ from tests.services.test_runner_pods import Api, Watched, ended
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.sandbox import SandboxUnavailable
 from nouscoder.verifier.sandbox.runners import kubernetes_pods as pods_module
-from nouscoder.verifier.sandbox.runners.gvisor import open_source
 from nouscoder.verifier.sandbox.runners.kubernetes_pods import ManagedPods
 from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pods import open_source
 from nouscoder.verifier.sandbox.runners.pool import FoundRunner, RunnersUnreachable
 from nouscoder.verifier.sandbox.runners.sandbox_claims import ClaimedSandboxes, read_claim
 

@@ -18,7 +18,7 @@ from nouscoder.verifier.harness import frames
 from nouscoder.verifier.sandbox.base import CompileFailed, Program
 from nouscoder.verifier.sandbox.compile_cache import CompileCache, key_of
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 from nouscoder.verifier.sandbox.runsc import RunscSandbox
 from nouscoder.verifier.toolchains.languages import Language, installed
 

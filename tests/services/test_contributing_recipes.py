@@ -90,8 +90,8 @@ def comparator(copy: Copy) -> None:
     copy.after(f"{SERVICES}/client/records.py", '"exact", "lcb"', ', "first_line"')
     copy.after(
         "proto/nouscoder/v1/verdict.proto",
-        "  COMPARATOR_KIND_LCB = 6;\n",
-        "  // Only the first line counts.\n  COMPARATOR_KIND_FIRST_LINE = 7;\n",
+        "  COMPARATOR_KIND_ENTRY_POINT = 7;\n",
+        "  // Only the first line counts.\n  COMPARATOR_KIND_FIRST_LINE = 8;\n",
     )
     copy.before(
         f"{SERVICES}/verifier/judges/comparators.py", "    return _same_tokens(wanted, actual, comparator)\n", branch
@@ -108,15 +108,12 @@ def comparator(copy: Copy) -> None:
 
 
 def language(copy: Copy) -> None:
-    table, echo = blocks("How to add a language")
-    languages = copy.root / SERVICES / "verifier/toolchains/languages.toml"
+    table, echo, not_compiled = blocks("How to add a language")
+    languages = copy.root / SERVICES / "domain/languages.toml"
     languages.write_text(f"{languages.read_text(encoding='utf8')}\n{table}", encoding="utf8")
-    copy.after(f"{SERVICES}/domain/submission.py", "_LANGUAGES = {\n", '    "awk": "gawk mawk",\n')
-    copy.after(f"{SERVICES}/domain/prompt.py", '_NAMES |= {"pypy": "Python"', ', "awk": "AWK"')
-    copy.replace(f"{SERVICES}/domain/prompt.py", '"ruby", "r"), "#")', '"ruby", "r", "awk"), "#")')
-    copy.after(f"{SERVICES}/doctor/host.py", "_PACKAGES = {\n", '    "awk": "mawk",\n')
-    copy.after("tests/domain/test_verifier_languages.py", "    interpreted = {", '"awk", ')
-    copy.after("tests/services/test_harness_languages.py", "# prints its input doubled, then its arguments\n", echo)
+    tests = "tests/services/test_harness_languages.py"
+    copy.after(tests, "# prints its input doubled, then its arguments\n", echo)
+    copy.after(tests, "NOT_COMPILED = [  # and a part of the message\n", not_compiled)
 
 
 def importer(copy: Copy) -> None:
@@ -163,7 +160,10 @@ Recipe = Callable[[Copy], None]
 RECIPES: dict[Recipe, tuple[str, ...]] = {
     objective: ("tests/domain/test_objectives.py", "-k", "mine or registry or edge and dapo"),
     comparator: ("tests/domain/test_comparators.py", "tests/domain/test_wire_pairs.py"),
-    language: ("tests/domain/test_verifier_languages.py", "tests/domain/test_prompt_languages.py"),
+    language: (
+        *("tests/domain/test_languages_table.py", "tests/domain/test_prompt_languages.py"),
+        *("tests/services/test_harness_languages.py", "-k", "table or prompt or template or statement or awk or every"),
+    ),
     importer: ("tests/services/test_data_import.py", "-k", "mine"),
     environment: ("tests/services/test_generation_environments.py", "-k", "second_thought"),
 }
@@ -186,14 +186,21 @@ def test_the_recipe_applied_to_a_copy_passes_lint_and_its_tests(recipe: Recipe, 
     copy.tests(*RECIPES[recipe])
 
 
-def test_the_objective_of_the_recipe_touches_three_files_by_hand(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "by_hand", "row", "document"),
+    [(objective, 3, "| `mine` |", "docs/recipes.md"), (language, 2, "| `awk` | gawk, mawk |", "docs/verdicts.md")],
+    ids=["objective", "language"],
+)
+def test_a_recipe_touches_few_files_by_hand(
+    tmp_path: Path, recipe: Recipe, by_hand: int, row: str, document: str
+) -> None:
     copy = Copy(tmp_path / "tree")
     before = {path: path.read_bytes() for path in copy.root.rglob("*") if path.is_file() and ".venv" not in path.parts}
-    objective(copy)
+    recipe(copy)
     changed = [path for path in copy.root.rglob("*") if path.is_file() and ".venv" not in path.parts]
-    assert sum(before.get(path) != path.read_bytes() for path in changed) == 3
+    assert sum(before.get(path) != path.read_bytes() for path in changed) == by_hand
     lint(copy)
-    assert "| `mine` |" in (copy.root / "docs" / "recipes.md").read_text(encoding="utf8")
+    assert row in (copy.root / document).read_text(encoding="utf8")
 
 
 def test_all_recipes_together_pass_the_type_checker_and_the_import_contracts(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
             "prompt": "import math",
             "completion": "class Solution: ...",
             "entry_point": "Solution().f",
-            "test": "def check(candidate):\n    assert candidate(a = [1, (2,)]) == {'k': 3.5}",
+            "test": "def check(candidate):\n    assert candidate(a = [1, [2]]) == {'k': 3.5}",
             "difficulty": "Easy",
         },
         CallTests("f", (CallCase((), {"a": [1, [2]]}, {"k": 3.5}),), "import math"),
@@ -383,6 +383,7 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
         MathTests((MathCase("34"),)),
         (),
     ),
+    ("math", "math-1", {"problem": "?", "answer": float("nan"), "final_answer": [4]}, MathTests((MathCase("4"),)), ()),
     ("reasoning", "reasoning-1", {"input": "2 + 2?", "target": "4"}, StdinTests((StdinCase("", "4"),)), ()),
 ]
 
@@ -493,6 +494,42 @@ def test_the_kind_of_a_generated_task_is_its_family(tmp_path: Path) -> None:
     ]
     import_files("reasoning", [jsonl(tmp_path / "data.jsonl", *rows)], tmp_path / "out.parquet")
     assert [item.problem.family for item in read_parquet(tmp_path / "out.parquet")] == ["gcd", "gcd", ""]
+
+
+def test_a_missing_answer_is_sought_elsewhere_and_one_that_is_not_one_is_rejected(tmp_path: Path) -> None:
+    """NaN, which pandas writes for a missing value, was the answer n * a * n; of two answers the boxed one counted."""
+    rows: list[dict[str, Any]] = [{"answer": float("nan")}, {"answer": ["2", "3"]}, {"answer": {"value": 2}}]
+    rows += [{"final_answer": True}, {"reward_model": {"ground_truth": ["2", "3"]}}, {"answer": " "}]
+    file = jsonl(tmp_path / "rows.jsonl", *({"problem": "?", "solution": r"\boxed{2}"} | row for row in rows))
+    import_files("math", [file], tmp_path / "math.parquet")
+    assert [item.problem.problem_id for item in read_parquet(tmp_path / "math.parquet")] == ["math-1", "math-6"]
+    file = jsonl(tmp_path / "rows.jsonl", {"prompt": "?", "answer": float("nan")}, {"prompt": "?", "answer": 2})
+    import_files("generic", [file], tmp_path / "generic.parquet")
+    assert [item.problem.problem_id for item in read_parquet(tmp_path / "generic.parquet")] == ["generic-2"]
+
+
+TUPLES = "def check(candidate):\n    assert candidate((1, 2), [3]) == 4\n"
+
+
+def test_a_function_is_called_with_tuples_where_its_tests_have_tuples(tmp_path: Path) -> None:
+    """As lists they are no keys of a dictionary, and a program that adds (x,) to one fails."""
+    case = {"type": "function_call", "fn_name": "f", "input": [(1, 2)], "output": (3, 4)}
+    plus = PLUS.replace("[[1, 2], 'x']", "[(1, 2), 'x']")
+    rows: list[tuple[str, dict[str, Any]]] = [
+        ("acecode", {"question": "?", "test_cases": ["assert f((1, 2)) == 3", "assert f([(1,)]) == 4"]}),
+        ("humaneval", {"task_id": "1", "prompt": "def f(a):", "entry_point": "f", "test": TUPLES}),
+        ("humaneval", {"task_id": "1", "prompt": "def f(a):", "entry_point": "f", "test": plus}),
+        ("leetcode", {"task_id": "1", "query": "?", "entry_point": "Solution().f", "test": TUPLES}),
+        ("klear", {"prompt": "?", "reward_model": {"ground_truth": json.dumps({"functional": f"{TUPLES}check(f)"})}}),
+    ]
+    for number, (name, row) in enumerate(rows):
+        import_files(name, [jsonl(tmp_path / "rows.jsonl", row)], tmp_path / f"{number}.parquet")
+        (item,) = read_parquet(tmp_path / f"{number}.parquet")
+        assert isinstance(item.problem.tests, AssertTests), name
+        assert "(1, 2)" in item.problem.tests.cases[0]
+    row = {"prompt": "?", "verification_info": repr({"language": "python", "test_cases": [case]})}
+    with pytest.raises(Unusable, match=r"not a JSON value: \(1, 2\)"):
+        import_files("synthetic1", [jsonl(tmp_path / "rows.jsonl", row)], tmp_path / "synthetic1.parquet")
 
 
 def test_every_format_is_tested_here() -> None:

@@ -31,7 +31,7 @@ from nouscoder.generation.weights.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import LearnerSource
 from nouscoder.learner.publication.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
-from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.servicer import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_folder.delta import write_delta
 from nouscoder.policy_folder.weights_files import ADAPTER_FILE, shards_of

@@ -21,7 +21,7 @@ from nouscoder.verifier.sandbox import (
     SandboxUnavailable,
     open_sandbox,
 )
-from nouscoder.verifier.toolchains.languages import installed
+from nouscoder.verifier.toolchains.languages import installed, registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(wall_time_s=60, cpu_time_s=30, memory_bytes=256 << 20, output_bytes=1 << 20, processes=64)
@@ -58,6 +58,10 @@ ECHO = {  # prints its input doubled, then its arguments
 }
 # Go compiles its library when it is first used, which takes a minute on a busy machine.
 LANGUAGES = [pytest.param(one, marks=pytest.mark.heavy if one == "go" else ()) for one in ECHO]
+
+
+async def test_every_language_has_a_program_here() -> None:
+    assert {*ECHO, "python"} == set(registry())
 
 
 async def opened(config: SandboxSection) -> AsyncIterator[Sandbox]:
@@ -172,25 +176,25 @@ async def test_a_program_can_open_its_streams_by_path(sandbox: Sandbox, language
             assert (result.exit_code, result.stdout) == (0, b"%d\n" % number), result.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    ("language", "code", "said"),
-    [
-        ("c", "int main( {", b"error"),
-        ("cpp", "int main() { return undeclared; }", b"undeclared"),
-        ("java", "public class Main { int f() { return x; } }", b"cannot find symbol"),
-        ("javascript", "let let = 1 +;", b"SyntaxError"),
-        ("typescript", "let x: number = ;", b"main.ts(1,17): error TS1109"),
-        ("bash", "if true; then", b"syntax error"),
-        ("perl", "my $x = ;", b"syntax error"),
-        ("ruby", "def f(", b"syntax error"),
-        ("lua", "x = = 1", b"unexpected symbol"),
-        ("php", "<?php $x = ;", b"syntax error"),
-        ("r", "x <- (", b"unexpected end of input"),
-        ("kotlin", "fun main() { x }", b"unresolved reference"),
-        ("csharp", "class P { static void Main() { x; } }", b"error CS"),
-        ("rust", "fn main() { x }", b"cannot find value"),
-    ],
-)
+NOT_COMPILED = [  # and a part of the message
+    ("c", "int main( {", b"error"),
+    ("cpp", "int main() { return undeclared; }", b"undeclared"),
+    ("java", "public class Main { int f() { return x; } }", b"cannot find symbol"),
+    ("javascript", "let let = 1 +;", b"SyntaxError"),
+    ("typescript", "let x: number = ;", b"main.ts(1,17): error TS1109"),
+    ("bash", "if true; then", b"syntax error"),
+    ("perl", "my $x = ;", b"syntax error"),
+    ("ruby", "def f(", b"syntax error"),
+    ("lua", "x = = 1", b"unexpected symbol"),
+    ("php", "<?php $x = ;", b"syntax error"),
+    ("r", "x <- (", b"unexpected end of input"),
+    ("kotlin", "fun main() { x }", b"unresolved reference"),
+    ("csharp", "class P { static void Main() { x; } }", b"error CS"),
+    ("rust", "fn main() { x }", b"cannot find value"),
+]
+
+
+@pytest.mark.parametrize(("language", "code", "said"), NOT_COMPILED)
 async def test_code_that_does_not_compile_has_a_message(
     sandbox: Sandbox, language: str, code: str, said: bytes
 ) -> None:

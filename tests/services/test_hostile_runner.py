@@ -22,8 +22,8 @@ from nouscoder.verifier.runner.handshake import own_certificate
 from nouscoder.verifier.sandbox import Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.base import OutOfMemory
 from nouscoder.verifier.sandbox.compile_cache import CompileCache
-from nouscoder.verifier.sandbox.runners.gvisor import new_canary
 from nouscoder.verifier.sandbox.runners.link import RunnerRefused, connect
+from nouscoder.verifier.sandbox.runners.pods import new_canary
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Launch, Link, Slot
 from nouscoder.verifier.toolchains import languages

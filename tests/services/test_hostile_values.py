@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from nouscoder.config import VerifierSection
+from nouscoder.config import TestsSection, VerifierSection
 from nouscoder.http_server.memory_budget import MemoryBudget
+from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests_cache import TestsCache
-from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
+from nouscoder.verifier.access.quotas import ClientTests, QuotaGrader, Quotas
 from nouscoder.verifier.api.compat.mcp import add_mcp
 from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym
 from nouscoder.verifier.api.compat.openenv import add_openenv
@@ -81,23 +83,33 @@ def with_each_part_replaced(value: Any, by: str) -> Iterator[str]:
             yield json.dumps(others).replace('"HERE"', text)
 
 
-async def test_no_header_query_or_value_makes_an_internal_error(tmp_path: Path) -> None:
+@asynccontextmanager
+async def every_protocol(folder: Path) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient]]:
+    """The service with the calls of other projects, over a sandbox that runs nothing, and a client."""
     machine, registry, state = FakeSandbox({}), CollectorRegistry(), DrainState()
     await machine.start()
     problem = {"task_id": "p1", "prompt": "Print 3.", "tests": CASES}
-    (tmp_path / "problems.jsonl").write_text(json.dumps(problem) + "\n")
+    (folder / "problems.jsonl").write_text(json.dumps(problem) + "\n")
     async with AsyncExitStack() as stack:
         core = Grader(machine, VerifierMetrics(registry), VerifierSection(cache_entries=0))
-        grader, cache, budget = QuotaGrader(core, Quotas()), TestsCache(tmp_path / "cache", 2**20), MemoryBudget(10**6)
+        grader, cache, budget = QuotaGrader(core, Quotas()), TestsCache(folder / "cache", 2**20), MemoryBudget(10**6)
         stack.callback(cache.close)
-        problems = await stack.enter_async_context(open_problem_set(str(tmp_path / "problems.jsonl"), grader, cache))
-        app = make_app(grader, registry, state, 100_000, budget=budget)
+        problems = await stack.enter_async_context(open_problem_set(str(folder / "problems.jsonl"), grader, cache))
+        runner, stored = CodeRunner(core, Quotas()), ClientTests(FolderBlobs(folder / "store"), cache, TestsSection())
+        app = make_app(grader, registry, state, 100_000, runner=runner, client_tests=stored, budget=budget)
         add_openenv(app, problems, budget, state.enter, 100_000, 8)
         add_nemo_gym(app, grader, state.enter, 100_000, 10**6)
         add_remote_rm(app, grader, state.enter, 100_000)
-        add_mcp(app, CodeRunner(core, Quotas()), problems, state.enter, 100_000)
+        add_mcp(app, runner, problems, state.enter, 100_000)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        http = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1"))
+        yield (
+            app,
+            await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")),
+        )
+
+
+async def test_no_header_query_or_value_makes_an_internal_error(tmp_path: Path) -> None:
+    async with every_protocol(tmp_path) as (app, http):
         wrong: list[object] = []
 
         async def send(method: str, path: str, **how: Any) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
+LANGUAGES = ("services/nouscoder/domain/languages.py", "services/nouscoder/domain/languages.toml")
 NAMES = ["verifier", "broker", "generation", "learner", "sandbox"]
 
 
@@ -22,7 +23,7 @@ def tree(tmp_path: Path) -> Path:
         shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", ".dockerignore"):
         shutil.copy(PROJECT / name, project / name)
-    for name in ("deploy/version.py", "helm/nouscoder/Chart.yaml"):
+    for name in ("deploy/version.py", "helm/nouscoder/Chart.yaml", *LANGUAGES):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PROJECT / name, project / name)
     return project
@@ -164,8 +165,9 @@ esac"""
     assert column() == ["unchanged", "unchanged"]
     (tree / "services/nouscoder/verifier/http.py").write_text("")
     assert column() == ["built", "unchanged"]
-    (tree / "services/nouscoder/verifier/harness/candidate.py").write_text("")
-    assert column() == ["built", "built"]
+    for name in ("services/nouscoder/verifier/harness/candidate.py", *LANGUAGES):
+        (tree / name).write_text("")
+        assert column() == ["built", "built"]
     os.remove(tree.parent / "built")
     assert column()[0] == "built"
 

@@ -23,7 +23,7 @@ from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.publication.policy_files import PolicyFiles
 from nouscoder.learner.publication.sender import PolicySender
-from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.servicer import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state import checkpoint_schedule
 from nouscoder.learner.state.checkpoint_store import PendingCheckpoint, verified_checkpoint
 from nouscoder.learner.state.run_files import RunFiles

@@ -22,7 +22,7 @@ from nouscoder.learner.metrics.prometheus import LearnerMetrics
 from nouscoder.learner.model.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.publication.policy_files import PolicyFiles
 from nouscoder.learner.publication.sender import PolicySender
-from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.servicer import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.policy_transfer.transfer import receive_shards

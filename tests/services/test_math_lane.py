@@ -202,6 +202,23 @@ async def test_a_gold_answer_in_money_is_a_number(process: MathProcess) -> None:
     assert await ruled(process, r"\boxed{\$32,\!348}", r"\$32,\!348", r"\$32,349") == [accepted, wrong]
 
 
+async def test_a_gold_answer_in_e_notation_is_the_number_that_it_is(process: MathProcess) -> None:
+    """A set with answers as floats has 1e-05, which the library reads as Euler's number minus five."""
+    accepted, wrong = Ruling(VerdictKind.ACCEPTED), Ruling(VerdictKind.WRONG_ANSWER)
+    golds = ("1e-05", "1.2E+19", "2e3", "-2e3", "2e")
+    for answers in ((r"0.00001", r"10^{-5}", "1e-05"), (r"1.2 \times 10^{19}", "1.2E+19"), ("2000", "2e3")):
+        number = ["0.00001", r"1.2 \times 10^{19}", "2000"].index(answers[0])
+        wanted = [accepted if place == number else wrong for place in range(len(golds))]
+        assert [await ruled(process, rf"\boxed{{{one}}}", *golds) for one in answers] == [wanted] * len(answers)
+    assert (await ruled(process, r"\boxed{6e}", "2e3")) == [wrong]
+
+
+@pytest.mark.parametrize("answer", ["5 $", "$5", r"5\$", r"\boxed{5 \$}", r"\boxed{\$5}", "5 dollars"])
+async def test_an_amount_of_money_is_its_number_as_for_math_verify(process: MathProcess, answer: str) -> None:
+    accepted, wrong = Ruling(VerdictKind.ACCEPTED), Ruling(VerdictKind.WRONG_ANSWER)
+    assert await ruled(process, answer, "5", r"\$5", "5 $", "6", r"\$6") == [*[accepted] * 3, wrong, wrong]
+
+
 async def test_what_was_compared_before_a_late_comparison_counts(process: MathProcess) -> None:
     rulings = await ruled(process, "5", "5", r"9^{9^{9}}", "5", limits=SHORT)
     late = VerdictKind.TIME_LIMIT_EXCEEDED

@@ -200,7 +200,7 @@ def codeforces(folder: Path) -> Path:
         folder / "codeforces.parquet",
         row("1/A"),
         row("1/B", generated_checker=PRINTING),
-        row("1/C", official_tests=[*cut, *SPLIT_ROWS], official_tests_complete=False),
+        row("1/C", official_tests=[*cut, *SPLIT_ROWS], official_tests_complete=None),  # unknown
         row("1/D", official_tests=cut, official_tests_complete=False),
         row("1/E", interaction_format="Ask."),
         row("1/F", input_mode="file"),

@@ -119,11 +119,11 @@ def called() -> dict[str, Any]:
 
 
 async def test_what_nobody_here_knows_comes_back_byte_for_byte() -> None:
-    """Decoding and encoding loses them: repeated keys, huge integers, -0, 1E400, half of a surrogate pair."""
+    """Decoding and encoding loses them: huge integers, -0, 1E400, half of a surrogate pair."""
     response = (
         r'{"output": [{"type": "message", "content": [{"type": "output_text", "text": "```\nright\n```"}],'
         r' "generation_log_probs": [-0.0, -1e-7, 1E400, NaN], "ids": [123456789012345678901234567890]}],'
-        r' "cut": "\ud83d", "twice": 1, "twice": 2, "response": {"a": "}"}}'
+        r' "cut": "\ud83d", "response": {"a": "}"}}'
     )
     params, metadata = '{ "input":"\\u00e9" , "x":[ ] }', json.dumps({"unit_tests": PAIRS})
     others = f'"a": [1, {{}}],\n"verifier_metadata": {metadata}'

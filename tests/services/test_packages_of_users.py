@@ -1,25 +1,40 @@
-"""An objective, a correction and a format of an installed package of the user, named by entry point."""
+"""An objective, a correction, a format and comparators of an installed package of the user, named by entry point."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
-from nouscoder.config import Config, dump_config, load_config
+from nouscoder.config import Config, ConfigError, SandboxSection, VerifierSection, dump_config, load_config
 from nouscoder.data.importers.run import import_files
-from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.data.problem_parquet import read_parquet, read_problem_file
+from nouscoder.data.problems import line_of
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import Comparator, ComparatorKind, StdinCase, StdinTests
 from nouscoder.errors import Unusable
 from nouscoder.objectives.base import LossInputs, MinibatchCounts, Objective
 from nouscoder.objectives.correction import CorrectionKind, CorrectionSection
 from nouscoder.objectives.dapo import Dapo
 from nouscoder.objectives.loss import SharedTerms, SurrogateLoss
 from nouscoder.objectives.registry import objective_of
+from nouscoder.rpc import pairs
+from nouscoder.run.preflight import require_gradable
+from nouscoder.run.users_code import users_code_faults
+from nouscoder.verifier.api.capabilities import Capabilities
+from nouscoder.verifier.api.rest import DrainState, make_app
+from nouscoder.verifier.grading.grader import local_grader
+from nouscoder.verifier.judges import users_comparators
+from nouscoder.verifier.sandbox import SandboxUnavailable
 
 OBJECTIVES = '''
 """The policy gradient with an unclipped importance ratio, and a correction of one half."""
@@ -57,15 +72,34 @@ from nouscoder.data.importers.fields import stdin_tests, text
 from nouscoder.data.importers.rows import Format
 from nouscoder.data.problems import ReferencedProblem
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import Comparator, ComparatorKind
+
+RULES = Comparator(ComparatorKind.ENTRY_POINT, entry_point="parts_of_a_user.comparators:first_line")
 
 
 def read(row, number):
     tests = stdin_tests([(text(row, "given"), text(row, "wanted"))])
-    return ReferencedProblem(Problem(problem_id=f"mine-{number}", prompt=text(row, "ask"), tests=tests, source="mine"))
+    return ReferencedProblem(Problem(f"mine-{number}", text(row, "ask"), tests, source="mine", comparator=RULES))
 
 
 MINE = Format(read, "mine")
 '''
+COMPARATORS = '''
+"""Comparisons of outputs."""
+
+
+def first_line(expected, actual, comparator):
+    return expected.split("\\n")[0] == actual.decode().split("\\n")[0]
+
+
+def broken(expected, actual, comparator):
+    raise ArithmeticError("no")
+
+
+number = 3
+'''
+FIRST_LINE, BROKEN = "parts_of_a_user.comparators:first_line", "parts_of_a_user.comparators:broken"
+RULES = Comparator(ComparatorKind.ENTRY_POINT, entry_point=FIRST_LINE)
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +112,11 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     (package / "__init__.py").touch()
     (package / "objectives.py").write_text(OBJECTIVES)
     (package / "importers.py").write_text(IMPORTERS)
+    (package / "comparators.py").write_text(COMPARATORS)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: parts-of-a-user\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(str(site))
     assert metadata.version("parts-of-a-user") == "1.0"
+    monkeypatch.setattr(users_comparators, "_loaded", {})
     yield
     for name in [name for name in sys.modules if name.startswith("parts_of_a_user")]:
         del sys.modules[name]
@@ -167,7 +203,10 @@ def test_a_format_of_an_installed_package_is_imported(tmp_path: Path) -> None:
     summary = import_files("parts_of_a_user.importers:MINE", [tmp_path / "data.jsonl"], tmp_path / "out.parquet")
     (item,) = read_parquet(tmp_path / "out.parquet")
     assert (item.problem.problem_id, item.problem.prompt) == ("mine-1", "Double it.")
+    assert item.problem.comparator == RULES
     assert sum(summary.rejected.values()) == 1
+    with pytest.raises(ConfigError, match=r"comparator.entry_point: .* is not in verifier.comparators: none"):
+        require_gradable(tmp_path / "out.parquet", grading())
 
 
 @pytest.mark.parametrize(
@@ -181,3 +220,79 @@ def test_what_is_no_format_is_refused(tmp_path: Path, name: str, sentence: str) 
     (tmp_path / "data.jsonl").write_text("{}\n")
     with pytest.raises(Unusable, match=sentence):
         import_files(name, [tmp_path / "data.jsonl"], tmp_path / "out.parquet")
+
+
+def grading(*comparators: str) -> VerifierSection:
+    return VerifierSection(sandbox=SandboxSection(slots=1), comparators=comparators)
+
+
+@asynccontextmanager
+async def served(*comparators: str) -> AsyncIterator[httpx.AsyncClient]:
+    """The REST API over real sandboxes."""
+    try:
+        async with local_grader(grading(*comparators)) as grader:
+            app = make_app(
+                grader, CollectorRegistry(), DrainState(), 1 << 20, capabilities=Capabilities(grader, ("namespaces",))
+            )
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://grader") as http:
+                yield http
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+def asked(entry_point: str, code: str) -> dict[str, object]:
+    tests = {"type": "stdin", "cases": [{"input": "", "output": "a\nb\n"}]}
+    return {"code": code, "tests": tests, "comparator": {"type": "entry_point", "entry_point": entry_point}}
+
+
+async def test_a_comparator_of_an_installed_package_decides_and_a_client_imports_nothing() -> None:
+    async with served(FIRST_LINE, BROKEN) as http:
+        for code, verdict in (
+            ("print('a\\nc')", "accepted"),
+            ("print('b\\nb')", "wrong_answer"),
+            ("import os; os.write(1, b'\\xff')", "wrong_answer"),  # it raises, but not with its own answer
+        ):
+            assert (await http.post("/v1/grade", json=asked(FIRST_LINE, code))).json()["verdict"] == verdict
+        failed = (await http.post("/v1/grade", json=asked(BROKEN, "print(1)"))).json()
+        assert failed["verdict"] == "internal_error"
+        assert failed["detail"] == f"comparator {BROKEN} fails with its own answer: no"
+        for name in ("wave:open", "parts_of_a_user.importers:read", ""):
+            refused = await http.post("/v1/grade", json=asked(name, "print(1)"))
+            assert refused.status_code == 422
+            assert refused.json()["field"] == "comparator.entry_point"
+        assert {"wave", "parts_of_a_user.importers"}.isdisjoint(sys.modules)
+        known = (await http.get("/v1/capabilities")).json()["comparators"]
+        assert known[-2:] == [FIRST_LINE, BROKEN]
+        assert "entry_point" not in known
+    async with served() as http:
+        assert (await http.post("/v1/grade", json={**asked("x", "1"), "comparator": {"type": "tokens"}})).is_success
+
+
+def test_the_comparator_of_a_problem_is_kept_by_problem_files_and_messages(tmp_path: Path) -> None:
+    plain = Problem("p", "Say a.", StdinTests((StdinCase("", "a"),)))
+    (tmp_path / "problems.jsonl").write_bytes(line_of(replace(plain, comparator=RULES)))
+    (item,) = read_problem_file(tmp_path / "problems.jsonl")
+    assert item.problem.comparator == RULES
+    assert pairs.COMPARATOR.of(pairs.COMPARATOR.to(RULES)) == RULES
+    assert b"entry_point" not in line_of(plain)
+    require_gradable(tmp_path / "problems.jsonl", grading(FIRST_LINE))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("parts_of_a_user.comparators:no", r"^verifier.comparators '.*:no' cannot be loaded: "),
+        ("parts_of_a_user.comparators:number", r"^verifier.comparators '.*:number' cannot be called$"),
+    ],
+)
+async def test_what_is_no_comparator_is_refused_before_the_service_serves(name: str, sentence: str) -> None:
+    with pytest.raises(Unusable, match=sentence):
+        async with served(name):
+            pytest.fail("it serves")
+    (fault,) = users_code_faults(configured(f'verifier.comparators=["{name}"]'))
+    assert fault.startswith("verifier.comparators ")
+
+
+def test_a_comparator_is_named_with_its_module() -> None:
+    with pytest.raises(ConfigError, match=r"comparators has 'first_line', which is not package.module:function"):
+        configured('verifier.comparators=["first_line"]')

@@ -35,7 +35,7 @@ from nouscoder.generation.weights.source import LearnerMemory
 from nouscoder.learner.publication.policy_files import PolicyFiles
 from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.publication.sender import NotInMemory, PolicySender, TooManyTransfers
-from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.servicer import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_transfer import group, transfer
 from nouscoder.policy_transfer.group import TransferError, open_rendezvous

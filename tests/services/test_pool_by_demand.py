@@ -25,9 +25,9 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxUnavailable, SpillOverSandbox
-from nouscoder.verifier.sandbox.runners import gvisor
+from nouscoder.verifier.sandbox.runners import pods as pods_module
 from nouscoder.verifier.sandbox.runners import pool as pool_module
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox, PoolSize
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox, PoolSize
 from nouscoder.verifier.sandbox.runners.pool import RunnerPool, RunnerState
 from nouscoder.verifier.sandbox.slot import Slot
 
@@ -103,10 +103,10 @@ async def opened(
     folder: Path, monkeypatch: pytest.MonkeyPatch, least: int, slots: int, spares: int
 ) -> AsyncIterator[tuple[Grader, GvisorSandbox, Agents]]:
     make_home(folder)
-    monkeypatch.setattr(gvisor, "_SIZE_CHECK_S", 0.05)
+    monkeypatch.setattr(pods_module, "_SIZE_CHECK_S", 0.05)
     monkeypatch.setattr(pool_module, "_CHECK_INTERVAL_S", 0.05)
     agents = Agents(folder)
-    monkeypatch.setattr(gvisor, "open_source", lambda config, keys: agents)
+    monkeypatch.setattr(pods_module, "open_source", lambda config, keys: agents)
     for name in ("secret", "key"):
         (folder / name).write_text("a key of the pool, long enough")
     config = SandboxSection(
@@ -200,7 +200,7 @@ async def test_a_slot_is_not_lost_when_it_opens_with_an_unexpected_error(
         await ensure_usable(slot)
 
     monkeypatch.setattr(Slot, "ensure_usable", fail_first)
-    monkeypatch.setattr(gvisor, "_RETRY_S", 0.01)
+    monkeypatch.setattr(pods_module, "_RETRY_S", 0.01)
     async with opened(tmp_path, monkeypatch, least=1, slots=1, spares=0) as (grader, sandbox, _):
         assert not errors
         assert sandbox.usable_slots == 1
@@ -252,7 +252,7 @@ async def test_slots_without_a_runner_are_logged_in_one_line(
         raise SandboxUnavailable("no runner is ready")
 
     monkeypatch.setattr(Slot, "ensure_usable", no_runner)
-    monkeypatch.setattr(gvisor, "_RETRY_S", 0.001)
+    monkeypatch.setattr(pods_module, "_RETRY_S", 0.001)
     starting = asyncio.create_task(sandbox.start())
     async with asyncio.timeout(60):
         await enough.wait()

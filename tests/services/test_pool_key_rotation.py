@@ -20,11 +20,11 @@ from nouscoder.config import SandboxSection
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.sandbox import Program, SandboxUnavailable
-from nouscoder.verifier.sandbox.runners import gvisor
 from nouscoder.verifier.sandbox.runners import link as runner_link
+from nouscoder.verifier.sandbox.runners import pods as pods_module
 from nouscoder.verifier.sandbox.runners import pool as pool_module
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.pool import FoundRunner, Replaced, RunnerState
 from nouscoder.verifier.toolchains import languages
 
@@ -94,11 +94,11 @@ class Agents:
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[GvisorSandbox, Agents]]:
     make_home(tmp_path)
-    monkeypatch.setattr(gvisor, "_KEY_CHECK_S", 0.1)
+    monkeypatch.setattr(pods_module, "_KEY_CHECK_S", 0.1)
     monkeypatch.setattr(runner_link, "_SETTLE_S", 0.5)
     monkeypatch.setattr(pool_module, "_CHECK_INTERVAL_S", 0.05)
     agents = Agents(tmp_path)
-    monkeypatch.setattr(gvisor, "open_source", lambda config, keys: agents)
+    monkeypatch.setattr(pods_module, "open_source", lambda config, keys: agents)
     for name in ("secret", "key"):
         (tmp_path / name).write_text(OLD)
     config = SandboxSection(

@@ -92,9 +92,11 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sentences(home: Home) -> list[str]:
     """What `nouscoder train my.toml` prints, one entry a line."""
-    answer = nouscoder("train", home.toml())
+    config = home.toml()
+    before = {*home.root.rglob("*")}
+    answer = nouscoder("train", config)
     assert answer.exit_code == 78, answer.output
-    assert not (home.root / "runs").exists()
+    assert {*home.root.rglob("*")} == before
     assert not list(Path.cwd().iterdir())
     return answer.stderr.removeprefix("nouscoder: ").splitlines()
 

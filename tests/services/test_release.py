@@ -117,6 +117,7 @@ def test_the_tag_comes_last_and_every_file_is_published(release: ModuleType, tmp
     assert commands[4].words[:6] == ("gh", "release", "create", "v0.2.0", "--target", "abc")
     assert {Path(word).name for word in commands[4].words if word.startswith(str(tmp_path))} == {
         "NOTES.md", "SHA256SUMS", "nouscoder-0.2.0-py3-none-any.whl", "nouscoder-0.2.0.tar.gz", "nouscoder-0.2.0.tgz",
+        "nouscoder_grader-0.2.0-py3-none-any.whl", "nouscoder_client-0.2.0-py3-none-any.whl",
     }  # fmt: skip
 
 
@@ -162,7 +163,9 @@ def test_texts_are_written_in_both_forms(release: ModuleType, clone: Path) -> No
     begun = {path: path.read_text("utf8") for path in clone.rglob("*.*") if ".git" not in path.parts}
     changed = release.write_texts(clone, True)
     assert {path.name for path in changed} == {"installation.py", "README.md", "grading.md"}
-    assert "pip install 'nouscoder[verifier]'" in (clone / "README.md").read_text("utf8")
+    readme = (clone / "README.md").read_text("utf8")
+    assert "pip install 'nouscoder[demo]'" in readme
+    assert "pip install nouscoder-grader" in readme
     assert release.facts_of(clone).on_the_index
     assert release.write_texts(clone, True) == []
     release.write_texts(clone, False)

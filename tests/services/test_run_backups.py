@@ -96,6 +96,25 @@ def test_a_copy_of_a_run_that_goes_on_is_of_one_instant(config: Config, tmp_path
         assert [*run.rglob("*.part")] == []
 
 
+def test_runs_are_listed_while_a_learner_renames_and_removes_folders(config: Config) -> None:
+    """Path.glob raised when a folder went between its name and its content."""
+    run, end = config.run.folder, threading.Event()
+
+    def work() -> None:
+        while not end.is_set():
+            checkpoint(run, 1)
+            remove(run / "checkpoints" / f"{1:08d}")
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        for _ in range(500):
+            assert runs_in(run.parent)["demo"].step in (0, 1)
+    finally:
+        end.set()
+        worker.join()
+
+
 def test_a_run_that_never_stands_still_is_named(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

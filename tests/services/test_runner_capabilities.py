@@ -10,7 +10,7 @@ from tests.runsc_runners import CHART_CAPABILITIES, WITH_SYS_ADMIN, runsc_pool
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import Program, SandboxError, SandboxUnavailable
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.toolchains.languages import registry
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from nouscoder.config import SandboxSection
 from nouscoder.verifier.runner import kernel
 from nouscoder.verifier.runner.kernel import kernel_facts, why_not_gvisor, why_not_userns
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox, UsernsSandbox
 from nouscoder.verifier.sandbox.runners.launch import RunnerAccess, RunnerLaunch
 from nouscoder.verifier.sandbox.runners.link import KernelUnproven, PoolKeys
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox, UsernsSandbox
 from nouscoder.verifier.sandbox.runners.pool import Runner, RunnerState
 
 # As a runner on gVisor (release of 2026) and a container of runc on Linux 6.18 answered.

@@ -19,10 +19,10 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxUnavailable
-from nouscoder.verifier.sandbox.runners import gvisor
+from nouscoder.verifier.sandbox.runners import pods as pods_module
 from nouscoder.verifier.sandbox.runners import pool as pool_module
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.launch import runner_of
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.pool import FoundRunner
 from nouscoder.verifier.sandbox.slot import SlotState
 
@@ -59,7 +59,7 @@ async def test_the_program_is_blamed_if_the_source_knows_the_reason(
     for file in ("secret", "key"):
         (tmp_path / file).write_text(KEY)
     agents = MortalAgents(tmp_path, tells=tells)
-    monkeypatch.setattr(gvisor, "open_source", lambda config, keys: agents)
+    monkeypatch.setattr(pods_module, "open_source", lambda config, keys: agents)
     config = SandboxSection(
         backend="gvisor",
         slots=1,

@@ -173,7 +173,7 @@ ENDS = f"""
 import json, sys
 from types import SimpleNamespace
 sys.modules.update(dict.fromkeys({ABSENT!r}.split()))
-import nouscoder.learner.service, nouscoder.run.loop, nouscoder.run.languages
+import nouscoder.learner.process, nouscoder.run.loop, nouscoder.run.languages
 from nouscoder.config import load_config
 from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.report.untrained import untrained

@@ -35,7 +35,7 @@ from nouscoder.http_server.memory_budget import MemoryBudget, Reservation
 from nouscoder.rpc.pairs import SUBMISSION
 from nouscoder.rpc.server import start_grpc
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
-from nouscoder.verifier import service as service_module
+from nouscoder.verifier import process as process_module
 from nouscoder.verifier.access.grpc_connections import HEAD_BYTES
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.api.rest import DrainState, make_app
@@ -50,8 +50,8 @@ from nouscoder.verifier.api.run_code import (
 from nouscoder.verifier.api.servicer import FULL_NAME, Servicer
 from nouscoder.verifier.grading.grader import Grader, Grading, OnOutcome
 from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.process import grpc_served
 from nouscoder.verifier.sandbox.fake import FakeSandbox
-from nouscoder.verifier.service import grpc_served
 
 BUDGET_BYTES = 20_000
 KEY = f"ann:{hashlib.sha256(b's3cret').hexdigest()}"
@@ -281,7 +281,7 @@ async def test_a_message_is_counted_before_it_is_parsed() -> None:
 
 
 async def test_more_calls_at_once_than_may_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "_MORE_CALLS", 1)
+    monkeypatch.setattr(process_module, "_MORE_CALLS", 1)
     async with running() as service, grpc.aio.insecure_channel(service.grpc) as channel:
         start = channel.stream_stream(f"/{FULL_NAME}/GradeBatch", bytes, bytes)
         open_calls = [start(timeout=60) for _ in range(3)]  # two for each place in the queue, and one more

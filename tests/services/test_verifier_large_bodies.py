@@ -131,7 +131,7 @@ HOSTILE: dict[str, tuple[Parse, Callable[[], str], str]] = {
     "values in lines": (GRADE, lambda: pairs(json.dumps([items("[]", BIG)] * 3), items('"1"', 3)), "tests"),
     "tests to store": (TESTS, lambda: stdin(items("1", BIG)), "tests.cases"),
     "arguments to store": (TESTS, lambda: call(items("[]", HUGE))[20:-1], "body"),
-    "pairs to store": (TESTS, lambda: pairs(*[items('""', BIG // 4)] * 2)[20:-1], "tests.cases"),
+    "pairs to store": (TESTS, lambda: pairs(*[items('"1"', BIG // 4)] * 2)[20:-1], "tests.cases"),
     "files of a run": (RUN, lambda: '{"code":"1","language":"python","files":{' + fields(FIELDS) + '"g":1}}', "body"),
     "fetched files": (
         RUN,

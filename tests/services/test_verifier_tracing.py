@@ -231,7 +231,7 @@ def test_an_invalid_endpoint_is_refused_with_its_name(tmp_path: Path) -> None:
 def test_the_sdk_is_not_loaded_while_tracing_is_off() -> None:
     script = """
 import asyncio, contextlib, json, sys
-from nouscoder.verifier import service
+from nouscoder.verifier import process
 from nouscoder.verifier.observe.tracing import open_tracing
 async def main():
     async with contextlib.AsyncExitStack() as stack:

@@ -30,7 +30,7 @@ from nouscoder.domain.policy import WeightTransfer
 from nouscoder.learner.publication.policy_files import PolicyFiles
 from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.learner.publication.sender import PolicySender
-from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.learner.servicer import STATUS_CODES, LearnerServicer
 from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.policy_transfer.transfer import ShardImage
 from nouscoder.rpc.server import Served, start_grpc

@@ -16,6 +16,7 @@ from nouscoder.atomic_files import storage_fault
 from nouscoder.cli import cluster, evaluate, grade, operate, recipes, run, runs, serve, sft, status
 from nouscoder.errors import ExitCode, NousCoderError, Unusable, first_error, for_terminal, without_secrets
 from nouscoder.extras import as_missing_extra
+from nouscoder.installation import has_trainer
 from nouscoder.logs import show_logs_to_a_person
 from nouscoder.private_folder import NoFolder, writable_cache
 
@@ -78,6 +79,10 @@ for _name, _place in ROOMS.items():
         app.add_typer(_room, name=_name)
     else:
         app.command(_name)(_room)
+if not has_trainer():
+    _of_grader = (serve.serve, grade.grade, grade.prepare, status.doctor)
+    app.registered_commands = [each for each in app.registered_commands if each.callback in _of_grader]
+    app.registered_groups = [each for each in app.registered_groups if each.name in ("tokens", "data")]
 
 
 def _for_people(error: BaseException) -> BaseException:

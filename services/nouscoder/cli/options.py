@@ -13,6 +13,7 @@ import typer.main
 
 from nouscoder.domain.reasoning import CLOSING, opened_by
 from nouscoder.errors import Unusable, WrongUse, for_terminal
+from nouscoder.formats.json_values import RepeatedKey, json_weight
 from nouscoder.input_file import kind_of
 
 ConfigOption = Annotated[
@@ -88,7 +89,10 @@ def only_with(what: str, is_there: object, *options: str) -> None:
 def json_fields(option: str, text: str) -> dict[str, Any]:
     """The JSON object in the text of an option. Raises WrongUse."""
     try:
+        json_weight(text)
         fields = json.loads(text)
+    except RepeatedKey as error:
+        raise WrongUse(f"{option}: {error}") from None
     except ValueError:
         fields = None
     if not isinstance(fields, dict):

@@ -56,7 +56,7 @@ def serve(
             from nouscoder.verifier.processes.parent import serve_many
 
             raise typer.Exit(uvloop.run(serve_many(config, with_broker=broker)))
-        from nouscoder.verifier.service import serve as serve_verifier
+        from nouscoder.verifier.process import serve as serve_verifier
 
         uvloop.run(serve_verifier(config, with_broker=broker))
     elif service is Service.BROKER:
@@ -81,7 +81,7 @@ def serve(
         asyncio.run(serve_generation(config, of_file))
     else:
         require("learner", *MODEL_LIBRARIES)
-        from nouscoder.learner.service import serve as serve_learner
+        from nouscoder.learner.process import serve as serve_learner
 
         if has_stages(config):
             serve_stage(config, lambda stage: asyncio.run(serve_learner(stage)), is_learner=True)

@@ -35,11 +35,12 @@ class Limits(TypedDict, total=False):
 class Comparator(TypedDict, total=False):
     """How an output is compared (docs/verdicts.md)."""
 
-    type: Literal["tokens", "kattis", "lines", "unordered_lines", "exact", "lcb"]
+    type: Literal["tokens", "kattis", "lines", "unordered_lines", "exact", "lcb", "entry_point"]
     float_tolerance: float
     absolute_tolerance: float
     relative_tolerance: float
     ignore_case: bool
+    entry_point: str
 
 
 class Rules(TypedDict, total=False):

@@ -37,6 +37,7 @@ from nouscoder.config.verifier import VerifierSection
 from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
 from nouscoder.errors import did_you_mean, plain_fault, why_unreadable
+from nouscoder.formats.json_values import json_weight
 from nouscoder.input_file import regular
 from nouscoder.sections import TAGS, ConfigError, Section, keys_of, kinds_with, place_paths
 
@@ -333,7 +334,10 @@ def read_tree(path: Path) -> dict[str, Any]:
         text = regular(path).read_text(encoding="utf-8-sig")
         if not text.strip():
             raise ConfigError(f"{path} is empty: nouscoder init writes a configuration")
-        tree = _without_nulls(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
+        is_json = path.suffix == ".json"
+        if is_json:
+            json_weight(text)  # for a key that is there twice
+        tree = _without_nulls(json.loads(text)) if is_json else tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from nouscoder.entry_points import PATTERN
 from nouscoder.private_folder import temporary_folder
 from nouscoder.sections import InputFile, InputPaths, OutputFile, Section, ServiceSection, grpc_address
 
@@ -256,6 +258,11 @@ class VerifierSection(ServiceSection):
         ("sortedcontainers", "numpy", "networkx", "pytest"),
         description="packages installed here that candidates may import",
     )
+    comparators: tuple[str, ...] = Field(
+        (),
+        description="functions of installed packages that compare outputs, each package.module:function, which clients"
+        " may name",
+    )
     tests: TestsSection = TestsSection()
     sandbox: SandboxSection = SandboxSection()
     tools: ToolSessionsSection = ToolSessionsSection()
@@ -264,6 +271,9 @@ class VerifierSection(ServiceSection):
     def _faults(self) -> Iterator[str]:
         if self.processes > 1:
             yield from self._faults_of_processes("needs verifier.processes = 1")
+        for name in self.comparators:
+            if not re.fullmatch(PATTERN, name):
+                yield f"comparators has {name!r}, which is not package.module:function"
         if self.max_bodies_bytes < self.max_body_bytes:
             yield "max_bodies_bytes must be at least max_body_bytes"
 

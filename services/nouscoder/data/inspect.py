@@ -38,6 +38,7 @@ from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.grading.grader import Grader, local_grader
 from nouscoder.verifier.grading.runs import judge_for
 from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.judges.users_comparators import load_comparators
 from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, SandboxDecorator, Session
 from nouscoder.verifier.toolchains.languages import registry
 
@@ -265,6 +266,7 @@ def inspect_file(path: Path, *, as_json: bool, here: VerifierSection | None = _H
 
     With `as_json` the faults are in the text. `here`: how this machine grades; None where another one does.
     """
+    load_comparators(here.comparators if here else ())
     checked = check_file(path, here=here is not None, read=read_referenced)
     lacking = library_fault_here(here, checked.libraries, f"{checked.num_problems} problems") if here else ""
     if as_json:

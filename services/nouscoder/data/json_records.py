@@ -19,7 +19,7 @@ from nouscoder.data import bounded_files
 from nouscoder.data.bounded_files import AnyBody, FileRefused, bounded_lines, opened
 from nouscoder.errors import Unusable, why_unreadable
 from nouscoder.formats.body import first_fault
-from nouscoder.formats.json_values import json_value, json_weight
+from nouscoder.formats.json_values import RepeatedKey, json_value, json_weight
 
 _PIECE = 1024**2
 _LIGHT_BYTES = 8 * 1024**2  # the values of a text so long take at most 200 MiB
@@ -78,13 +78,16 @@ def checked(form: type[AnyBody], value: Any, place: str) -> AnyBody:
 
 
 def bounded_json(text: bytes | str) -> Any:
-    """The value of a JSON text. Raises ValueError, and FileRefused for one with too many values for the memory."""
+    """The value of a JSON text, in which no object has a key twice.
+
+    Raises ValueError, which is RepeatedKey, or FileRefused for one with too many values for the memory.
+    """
     _check_weight(text)
     return json_value(text)
 
 
 def _check_weight(text: bytes | str) -> None:
-    if len(text) > _LIGHT_BYTES and json_weight(text, _MAX_WEIGHT) > _MAX_WEIGHT:
+    if json_weight(text, _MAX_WEIGHT) > _MAX_WEIGHT:
         raise FileRefused("a record holds too many values")
 
 
@@ -106,7 +109,7 @@ def _lines(file: IO[bytes]) -> Iterator[SourceRow]:
             continue
         try:
             yield SourceRow(number, bounded_json(line))
-        except FileRefused as error:
+        except (FileRefused, RepeatedKey) as error:
             yield SourceRow(number, None, str(error))
         except ValueError as error:
             yield SourceRow(number, None, f"not JSON: {error}")
@@ -133,8 +136,16 @@ def _array(path: Path, file: IO[str]) -> Iterator[SourceRow]:
             if not more:
                 raise UnreadableFile(f"{path}, entry {number + 1}: not JSON: {why_unreadable(error)}") from None
             text, at = text[at:] + more, 0
-            _check_weight(text)
+            if len(text) > _LIGHT_BYTES:
+                try:
+                    _check_weight(text)
+                except RepeatedKey as error:
+                    raise FileRefused(f"at entry {number + 1} or behind it: {error}") from None
             piece = min(2 * piece, bounded_files.MAX_LINE_BYTES)  # so that a long item is not scanned for each piece
             continue
-        number, piece, at = number + 1, _PIECE, end
-        yield SourceRow(number, value)
+        item, number, piece, at = text[at:end], number + 1, _PIECE, end
+        try:
+            _check_weight(item)
+            yield SourceRow(number, value)
+        except RepeatedKey as error:
+            yield SourceRow(number, None, str(error))

@@ -25,6 +25,7 @@ from nouscoder.data.bounded_files import FileRefused
 from nouscoder.data.json_records import BadRecord, UnreadableFile, bounded_json, checked, checked_records
 from nouscoder.domain.curriculum import CurriculumState
 from nouscoder.formats.body import Body
+from nouscoder.formats.json_values import RepeatedKey
 from nouscoder.input_file import regular
 
 _REPORT = "report.json"
@@ -107,7 +108,7 @@ def _object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; {} for a file with something else, such as an array or JSON lines."""
     try:
         value = bounded_json(regular(file).read_bytes().removeprefix(BOM_UTF8))
-    except (OSError, FileRefused) as error:
+    except (OSError, FileRefused, RepeatedKey) as error:
         raise UnreadableFile(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except ValueError:
         return {}

@@ -180,13 +180,18 @@ def open_index(config: Config) -> ProblemIndex:
 def has_index(config: Config) -> bool:
     """Whether the index of the run's training problems is there and can be opened without building it."""
     source, problems = config.in_run_folder(config.problems.train), config.problems
-    folder = _folder_of(source, problems.index)
+    folder = index_folder(config)
     return os.access(folder, os.W_OK) and _key_of(folder / _INDEX) == index_key(source, problems.tests or str(folder))
+
+
+def index_folder(config: Config) -> Path:
+    """Where the index of the run's training problems is, or will be."""
+    return _folder_of(config.in_run_folder(config.problems.train), config.problems.index)
 
 
 def prompt_lengths(config: Config) -> PromptLengths:
     """What is known of the prompts' lengths."""
-    return PromptLengths.of(config, _folder_of(config.in_run_folder(config.problems.train), config.problems.index))
+    return PromptLengths.of(config, index_folder(config))
 
 
 def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share: float = 0.0) -> ProblemIndex:

@@ -24,7 +24,7 @@ from nouscoder.domain.prompt import PROMPT
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, language_name
 from nouscoder.errors import Unusable, did_you_mean, one_line
 from nouscoder.formats.body import Body, ComparatorBody, LimitsBody, TestsBody, all_faults, canonical_json
-from nouscoder.formats.json_values import TooManyValues, ValueCount
+from nouscoder.formats.json_values import RepeatedKey, TooManyValues, ValueCount, json_weight
 from nouscoder.formats.public_shapes import NotTests, rewritten
 from nouscoder.input_file import regular
 
@@ -228,6 +228,7 @@ def _hint_of(path: Path) -> str:
 def _body(line: bytes) -> ProblemBody | str:
     """The problem, or what is wrong with the line."""
     try:
+        json_weight(line)
         return _validated(line)
     except ValidationError as error:
         faults = [_fault(field, wrong) for field, wrong in all_faults(error)]
@@ -235,7 +236,7 @@ def _body(line: bytes) -> ProblemBody | str:
         return f"{'; '.join(faults[:_MOST_SHOWN])}{more}"
     except NotTests as error:
         return f"{error.field}: {error}"
-    except TooManyValues as error:
+    except (RepeatedKey, TooManyValues) as error:
         return str(error)
 
 
@@ -282,7 +283,7 @@ def line_of(item: Problem | ReferencedProblem) -> bytes:
     problem = item.problem
     record: dict[str, Any] = {name: getattr(problem, name) for name in _ORDER}
     record["limits"] = asdict(problem.limits)
-    record["comparator"] = ComparatorBody.of(problem.comparator).model_dump()
+    record["comparator"] = ComparatorBody.of(problem.comparator).written()
     if problem.public_tests is not None:
         record["public_tests"] = json.loads(canonical_json(problem.public_tests))
     record |= {"references": list(map(asdict, item.references))} if item.references else {}

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from nouscoder.config import SandboxSection, VerifierSection
 from nouscoder.doctor import Finding, report
+from nouscoder.domain.languages import KNOWN
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError
 from nouscoder.installation import how_to_install
@@ -83,20 +84,6 @@ def _tried(act: Callable[[], None]) -> str:
 
 _FREE_BYTES = 2 * 1024**3  # for a run folder, and for /tmp
 _COMMAND_LIMIT_S = 60.0
-_PACKAGES = {
-    "pypy": "pypy3",
-    "c": "gcc",
-    "cpp": "g++",
-    "java": "default-jdk-headless",
-    "javascript": "nodejs",
-    "typescript": "node-typescript",
-    "rust": "rustc",
-    "lua": "lua5.4",
-    "php": "php-cli",
-    "r": "r-base-core",
-    "kotlin": "kotlin default-jre-headless",
-    "csharp": "mono-mcs mono-runtime",
-}
 _NAMESPACES_FIX = (
     "run as root with CAP_SYS_ADMIN, or: sysctl user.max_user_namespaces=10000"
     " kernel.apparmor_restrict_unprivileged_userns=0"
@@ -226,7 +213,7 @@ def _languages() -> Finding:
     there = installed()
     missing = [name for name in registry() if name not in there]
     slow = [name for name, language in there.items() if language.prepare is not None and language.cache is None]
-    fixes = ["install " + ", ".join(_PACKAGES.get(name, name) for name in missing)] if missing else []
+    fixes = ["install " + ", ".join(" ".join(KNOWN[name].debian) for name in missing)] if missing else []
     fixes += [f"{HOW_TO_PREPARE} (so that {', '.join(slow)} compiles in less than a second)"] if slow else []
     detail = " ".join(there) + (f"; not here: {' '.join(missing)}" if missing else "")
     return Finding("languages", not missing and not slow, False, detail, "; ".join(fixes))

@@ -29,6 +29,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol, Self
 
 from nouscoder.domain.conversation import Message, Role
+from nouscoder.domain.languages import KNOWN
 
 PYTHON = ("python",)
 PROMPT = "{prompt}"  # in a template, the place of the problem
@@ -176,7 +177,7 @@ def prompt_text(
     is_in_one = prompt.startswith(_lcb_system(PYTHON)) or prompt.rstrip().endswith(_LCB_ANSWER.rstrip())
     asked = PromptText(prompt, "", starter_code, languages, tests_type)
     text = prompt if is_in_one and form is not PromptForm.PLAIN else _FORMS[form](asked)
-    which, block = _choice(map(_name, languages)), _tags(languages)
+    which, block = _written(languages), _tags(languages)
     if form is PromptForm.PLAIN and languages != PYTHON and not (_LANGUAGE in template or _BLOCK in template):
         text = f"{text.rstrip()}\n\nWrite the program in {which}, in a block that begins with {block}.\n"
     # Not str.format, because a problem's statement may contain braces.
@@ -210,36 +211,27 @@ def system_text(form: PromptForm, languages: tuple[str, ...] = PYTHON) -> str:
     return _lcb_system(languages) if form in (PromptForm.LIVECODEBENCH, PromptForm.NOUSCODER) else ""
 
 
-# For Python alone the words are the published ones.
-_NAMES = {"cpp": "C++", "csharp": "C#", "javascript": "JavaScript", "typescript": "TypeScript", "php": "PHP"}
-_NAMES |= {"pypy": "Python"}
-_COMMENTS = dict.fromkeys(("python", "pypy", "bash", "perl", "ruby", "r"), "#") | {"lua": "--"}  # others: //
-
-
-def _name(language: str) -> str:
-    return _NAMES.get(language, language.capitalize())
-
-
-def _tag(language: str) -> str:
-    return "python" if language == "pypy" else language
-
-
 def _choice(words: Iterable[str]) -> str:
     """One of several: a; a or b; a, b or c."""
     *firsts, last = dict.fromkeys(words)
     return f"{', '.join(firsts)} or {last}" if firsts else last
 
 
+# For Python alone the words are the published ones.
+def _written(languages: tuple[str, ...]) -> str:
+    return _choice(KNOWN[language].written for language in languages)
+
+
 def _tags(languages: tuple[str, ...]) -> str:
-    return _choice(f"```{_tag(language)}" for language in languages)
+    return _choice(f"```{KNOWN[language].tag}" for language in languages)
 
 
 def _empty_block(languages: tuple[str, ...], words: str) -> str:
     """A block in the first language with a comment, and how to name another one where there are several."""
-    block = f"```{_tag(languages[0])}\n{_COMMENTS.get(languages[0], '//')} {words}\n```"
+    block = f"```{KNOWN[languages[0]].tag}\n{KNOWN[languages[0]].comment} {words}\n```"
     if len(languages) == 1:
         return block
-    return f"{block}\nThe program may be in {_choice(map(_name, languages))}: begin the block with {_tags(languages)}."
+    return f"{block}\nThe program may be in {_written(languages)}: begin the block with {_tags(languages)}."
 
 
 _STARTER = "\n\nBegin with this code:\n```python\n"
@@ -249,7 +241,7 @@ _STARTER_END = "\n```\n"
 def _with_starter_code(asked: PromptText) -> str:
     if not asked.starter_code.strip():
         return asked.prompt
-    starter = _STARTER.replace("python", _tag(asked.languages[0]))
+    starter = _STARTER.replace("python", KNOWN[asked.languages[0]].tag)
     return f"{asked.prompt.rstrip()}{starter}{asked.starter_code.strip()}{_STARTER_END}"
 
 
@@ -273,9 +265,9 @@ _LCB_STDIN = (
 
 
 def _lcb_system(languages: tuple[str, ...]) -> str:
-    who, what = f"{_name(languages[0])} programmer", f"{_name(languages[0])} program"
+    who, what = f"{KNOWN[languages[0]].written} programmer", f"{KNOWN[languages[0]].written} program"
     if len(languages) > 1:
-        who, what = "programmer", f"program in {_choice(map(_name, languages))}"
+        who, what = "programmer", f"program in {_written(languages)}"
     return (
         f"You are an expert {who}. You will be given a question (problem specification) and will generate a"
         f" correct {what} that matches the specification and passes all tests."
@@ -297,7 +289,7 @@ def _lcb_format(asked: PromptText) -> str:
 
 
 def _in_starter(asked: PromptText) -> str:
-    return f"{_LCB_STARTER}\n```{_tag(asked.languages[0])}\n{asked.starter_code}\n```\n\n"
+    return f"{_LCB_STARTER}\n```{KNOWN[asked.languages[0]].tag}\n{asked.starter_code}\n```\n\n"
 
 
 def _in_block(asked: PromptText, words: str) -> str:
@@ -325,7 +317,7 @@ def _acereason(asked: PromptText) -> str:
     answer = _ACE_ANSWER + _empty_block(asked.languages, "Your solution code here")
     if asked.starter_code:
         return f"{asked.prompt}\n\n{_ACE_STARTER}```\n{asked.starter_code}\n```\n\n{answer}"
-    return f"{asked.prompt}\n\nWrite {_choice(map(_name, asked.languages))} code to solve the problem. {answer}"
+    return f"{asked.prompt}\n\nWrite {_written(asked.languages)} code to solve the problem. {answer}"
 
 
 _FORMS: dict[PromptForm, Callable[[PromptText], str]] = {

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar
 
+from nouscoder.domain.languages import KNOWN
+
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
 
@@ -42,54 +44,19 @@ class ComparatorKind(StrEnum):
     UNORDERED_LINES = "unordered_lines"
     KATTIS = "kattis"  # tokens, and numbers as Kattis's default validator compares them
     LCB = "lcb"  # lines, and lines of numbers as LiveCodeBench's grader compares them
+    ENTRY_POINT = "entry_point"  # a function of the operator
 
 
 _MAX_NAME_CHARS = 40
-_LANGUAGES = {
-    "c": "",
-    "java": "",
-    "python": "py cpython",
-    "pypy": "",
-    "cpp": "c++ cxx cc g++",
-    "javascript": "js node nodejs node.js",
-    "typescript": "ts",
-    "go": "golang",
-    "rust": "rs",
-    "bash": "sh shell",
-    "perl": "pl",
-    "ruby": "rb",
-    "lua": "",
-    "php": "",
-    "r": "rscript",
-    "kotlin": "kt",
-    "csharp": "c# cs mono",
-}
-LANGUAGES = frozenset(_LANGUAGES)
-_LANGUAGE_NAMES = {other: name for name, others in _LANGUAGES.items() for other in (name, *others.split())}
+LANGUAGES = frozenset(KNOWN)
+_LANGUAGE_NAMES = {name: one.name for one in KNOWN.values() for name in (one.name, *one.aliases)}
+_COMPILERS = "|".join(re.escape(compiler) for one in KNOWN.values() for compiler in one.compilers)
 # A vendor, a name, a version, the bits, and in parentheses a compiler with its version: `GNU C++17 (64)`.
 _GIVEN_NAME = re.compile(
     r"(?:gnu )?(?P<name>[a-z][a-z.]*(?:\+\+|#)?) ?-?(?P<version>[0-9][0-9.]*)?(?:-(?:32|64))?"
-    r"(?: \((?:(?P<compiler>gcc|g\+\+|clang|cpython|pypy|openjdk|node\.js|mono|rustc|go) ?)?"
+    rf"(?: \((?:(?P<compiler>{_COMPILERS}) ?)?"
     r"(?P<other>[0-9][0-9.]*)?(?:-(?:32|64))?\))?"
 )
-_VERSIONS = {"python": ("3",), "pypy": ("3",), "lua": ("5.3", "5.4"), "perl": ("5",)}  # others are other languages
-# The standards, editions and major versions whose programs the one of languages.toml takes. Any other, also one that
-# does not exist, is refused by its name.
-_TAKEN = {
-    "cpp": {11, 14, 17, 20},
-    "c": {89, 90, 99, 11, 17, 18},
-    "rust": {1, 2018, 2021},
-    "csharp": {*range(1, 8)},
-    "java": {1, *range(5, 22)},
-    "javascript": {*range(4, 25)},
-    "typescript": {*range(1, 6)},
-    "go": {1},
-    "kotlin": {1, 2},
-    "php": {7, 8},
-    "ruby": {2, 3},
-    "r": {3, 4},
-    "bash": {3, 4, 5},
-}
 
 
 def language_name(given: str, *, any_standard: bool = False) -> str:
@@ -109,10 +76,12 @@ def language_name(given: str, *, any_standard: bool = False) -> str:
         name = "pypy"
     version = found["version"] or found["other"] or ""
     standard = found["version"] or (None if found["compiler"] else found["other"])
-    if standard and not any_standard and name in _TAKEN and int(standard.partition(".")[0]) not in _TAKEN[name]:
+    language = KNOWN[name]
+    if standard and not any_standard and not language.takes(int(standard.partition(".")[0])):
         return given
-    known = _VERSIONS.get(name)
-    is_other = bool(known and version) and not f"{version}.".startswith(tuple(f"{one}." for one in known or ()))
+    is_other = bool(language.versions and version) and not f"{version}.".startswith(
+        tuple(f"{one}." for one in language.versions)
+    )
     return given if is_other else name
 
 
@@ -143,6 +112,7 @@ class Comparator:
     """Tolerances apply to `tokens`, `kattis` and call results, the absolute one to `lcb`. 0 is off; the widest counts.
 
     `float_tolerance` counts as both an absolute and a relative tolerance. `ignore_case` is about ASCII letters of text.
+    `entry_point` names the function of kind ENTRY_POINT, which the service must have loaded.
     Raises ValueError for a tolerance below 0.
     """
 
@@ -151,6 +121,7 @@ class Comparator:
     absolute_tolerance: float = 0.0
     relative_tolerance: float = 0.0
     ignore_case: bool = False
+    entry_point: str = ""
 
     def __post_init__(self) -> None:
         if self.float_tolerance >= 0 and self.absolute_tolerance >= 0 and self.relative_tolerance >= 0:

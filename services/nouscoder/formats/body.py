@@ -127,24 +127,29 @@ class LimitsBody(Body):
 class ComparatorBody(Body):
     """The comparison of outputs. The result of a call is always compared as a value."""
 
-    type: Literal["exact", "lines", "tokens", "unordered_lines", "kattis", "lcb"] = "tokens"
+    type: Literal["exact", "lines", "tokens", "unordered_lines", "kattis", "lcb", "entry_point"] = "tokens"
     float_tolerance: float = Field(0.0, ge=0, description="absolute or relative, whichever is wider; 0 is off")
     absolute_tolerance: float = Field(0.0, ge=0, description="of numbers; 0 is off")
     relative_tolerance: float = Field(
         0.0, ge=0, description="of numbers, relative to the larger one (kattis: to the expected one); 0 is off"
     )
     ignore_case: bool = Field(False, description="upper and lower case ASCII letters of text are equal")
+    entry_point: str = Field("", description="type entry_point: a function that the service lists in its comparators")
 
     def record(self) -> Comparator:
         """The domain record."""
         tolerances = (self.float_tolerance, self.absolute_tolerance, self.relative_tolerance)
-        return Comparator(ComparatorKind(self.type), *tolerances, self.ignore_case)
+        return Comparator(ComparatorKind(self.type), *tolerances, self.ignore_case, self.entry_point)
 
     @classmethod
     def of(cls, comparator: Comparator) -> ComparatorBody:
         """The JSON form of a domain record."""
         fields = asdict(comparator)
         return cls(type=fields.pop("kind").value, **fields)
+
+    def written(self) -> dict[str, Any]:
+        """As problem files and requests have it: without an entry point where there is none."""
+        return self.model_dump(exclude=None if self.entry_point else {"entry_point"})
 
 
 _DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"

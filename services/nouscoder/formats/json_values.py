@@ -1,4 +1,4 @@
-"""JSON text: its value, quickly; its weight before it is decoded; and breaks for an event loop beside long texts.
+"""JSON text: its value, quickly; its weight and its keys before it is decoded; breaks for an event loop.
 
 orjson decodes and encodes in half of pydantic's time. The value never depends on the library: what orjson refuses and
 Python's json module takes (NaN, infinity, deep nesting) is read by pydantic, and so is a text with an integer beyond 64
@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any
 
 import orjson
@@ -109,7 +110,12 @@ def _may_be_rounded(value: Any) -> bool:
 
 MAX_WEIGHT = 500_000  # decoding as much in one call holds the interpreter for a tenth of a second
 BYTES_PER_WEIGHT = 48
+_SHOWN_CHARS = 60
+GIVEN_TWICE = "is given twice in one JSON object"
 _PIECE_BYTES = 1 << 18  # the interpreter runs nothing else while it looks at a piece
+
+
+_SLASHES, _QUOTE = b"\\\1", b"\\\2"  # in the place of escapes; JSON has no such control characters
 
 
 class TooManyValues(Exception):
@@ -117,6 +123,14 @@ class TooManyValues(Exception):
 
     def __init__(self) -> None:
         super().__init__(f"holds too many values: at most about {MAX_WEIGHT:,} integers, or fewer of other kinds")
+
+
+class RepeatedKey(ValueError):
+    """An object of a text has a key twice. A decoder keeps one of the two values without a word."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key[:_SHOWN_CHARS]!r} {GIVEN_TWICE}")
+        self.key = key
 
 
 class ValueCount:
@@ -132,7 +146,7 @@ class ValueCount:
         return cls(most=sys.maxsize)
 
     def add(self, text: bytes | str) -> None:
-        """Count a text that is about to be decoded. Raises TooManyValues."""
+        """Count a text that is about to be decoded. Raises TooManyValues and RepeatedKey."""
         self.add_weight(json_weight(text, self._most - self.weight))
 
     def add_weight(self, weight: int) -> None:
@@ -145,25 +159,113 @@ class ValueCount:
 def json_weight(text: bytes | str, enough: int = sys.maxsize) -> int:
     """The weight of a text; of one that weighs more than `enough`, some weight above it.
 
-    Where the text stops being JSON, the weight of the rest may be wrong; no decoder reads it.
+    Where the text stops being JSON, the weight of the rest may be wrong; no decoder reads it. Raises RepeatedKey when
+    an object has a key twice, unless the text weighs more than `enough`.
     """
     data = text if isinstance(text, bytes) else text.encode("utf8", "surrogatepass")
-    weight, inside, rest = 0, False, b""
+    weight, inside, rest, keys = 0, False, b"", _Keys()
     for begin in range(0, len(data), _PIECE_BYTES):
         piece = rest + data[begin : begin + _PIECE_BYTES]
         rest = b""
         if b"\\" in piece:
             if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # what it escapes is in the next piece
                 piece, rest = piece[:-1], b"\\"
-            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+            piece = piece.replace(b"\\\\", _SLASHES).replace(b'\\"', _QUOTE)
         parts = piece.split(b'"')
-        outside = b"".join(parts[inside::2])
-        weight += outside.count(b",") + outside.count(b"[") + 2 * outside.count(b"{") + 8 * outside.count(b":")
+        outside = parts[inside::2]
+        marks = b'"'.join(outside)
+        weight += marks.count(b",") + marks.count(b"[") + 2 * marks.count(b"{") + 8 * marks.count(b":")
         weight += (len(parts) - 1 + (not inside)) // 2  # the texts that begin in this piece
-        inside ^= len(parts) % 2 == 0
         if weight > enough:
             break
+        keys.add(marks if outside else None, parts[not inside :: 2], continues=inside)
+        inside ^= len(parts) % 2 == 0
     return weight
+
+
+_TEXT, _KEY = b"\0", b"\1"
+_MARKS = bytes.maketrans(b'"', _TEXT)
+_NO_MARKS = bytes(set(range(256)) - set(b'{}":'))
+_BRACES, _SHOWN_BRACES = bytes.maketrans(b"{}", b"\1\2"), bytes.maketrans(b"\1\2", b"{}")  # inside of keys
+_INNERMOST = re.compile(rb"\{[^{}]*+\}")
+_ROUNDS = 4  # so many levels of objects are searched at once, and those outside of them one after another
+_TOKEN = re.compile(rb'[{}]|"[^"]*+"')
+
+
+class _Keys:
+    """Looks for a key that an object has twice, in a text that comes in pieces.
+
+    Objects with the same keys in the same order, as those of test cases, are looked at once in each piece.
+    """
+
+    def __init__(self) -> None:
+        self._names: set[bytes] = set()  # of the innermost object that is open
+        self._outer: list[set[bytes]] = []
+        self._begun: list[bytes] = []  # the parts of the text in which the last piece ended
+        self._held: list[bytes] = []  # the text with which the last piece ended: a key if a colon follows
+
+    def add(self, marks: bytes | None, texts: list[bytes], *, continues: bool) -> None:
+        """`marks` are what is outside of texts, with a quote for each text between; None inside of a longer text.
+
+        With `continues` the first text began in an earlier piece. Raises RepeatedKey.
+        """
+        if continues:
+            self._begun.append(texts[0])
+            if marks is None:
+                return
+            texts[0] = b"".join(self._begun)
+            marks = b'"' + marks
+        assert marks is not None
+        marks = (b'"' * len(self._held) + marks).translate(_MARKS, _NO_MARKS)
+        texts = self._held + texts
+        self._begun = texts[marks.count(_TEXT) :]
+        self._held = []
+        if marks.endswith(_TEXT):
+            marks = marks[:-1]
+            self._held = [texts[marks.count(_TEXT)]]
+        marks = marks.replace(_TEXT + b":", _KEY)
+        keys = list(compress(texts, marks.translate(None, b"{}:")))
+        if b"\\" in b"".join(keys):
+            keys = list(map(_unescaped, keys))
+        between = marks.translate(None, _TEXT + b":").split(_KEY)
+        objects = [b""] * (len(keys) + len(between))
+        objects[::2] = between
+        objects[1::2] = b'"'.join(keys).translate(_BRACES).split(b'"') if keys else ()
+        self._search(b'"'.join(objects))
+
+    def _search(self, objects: bytes) -> None:
+        """`objects` are all braces, and the keys in quotes. Raises RepeatedKey."""
+        for _ in range(_ROUNDS):
+            if not (found := set(_INNERMOST.findall(objects))):
+                break
+            for each in found:
+                if len(set(keys := each.split(b'"')[1::2])) < len(keys):
+                    raise RepeatedKey(_shown(next(key for key in keys if keys.count(key) > 1)))
+            objects = _INNERMOST.sub(b"", objects)
+        for token in _TOKEN.findall(objects):
+            if token == b"{":
+                self._outer.append(self._names)
+                self._names = set()
+            elif token == b"}":
+                self._names = self._outer.pop() if self._outer else set()
+            elif token in self._names:
+                raise RepeatedKey(_shown(token[1:-1]))
+            else:
+                self._names.add(token)
+
+
+def _unescaped(key: bytes) -> bytes:
+    """A key with no more escapes than it needs, and without a quote; escapes of slashes and quotes are marked in it."""
+    text = b'"' + key.replace(_SLASHES, b"\\\\").replace(_QUOTE, b'\\"') + b'"'
+    try:
+        known = json.dumps(json.loads(with_whole_characters(text)), ensure_ascii=False)
+    except ValueError:  # no decoder reads it either
+        return key
+    return known[1:-1].replace('\\"', "\\u0022").encode("utf8", "surrogatepass")
+
+
+def _shown(key: bytes) -> str:
+    return key.translate(_SHOWN_BRACES).decode("utf8", "replace")
 
 
 LONG_BYTES = 256 * 1024  # of a text; the interpreter runs nothing else while one call handles it

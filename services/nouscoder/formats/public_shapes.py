@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Any
 
 from nouscoder.domain.submission import CallCase, Comparator, Limits, StdinCase, Submission
-from nouscoder.formats.json_values import ValueCount
+from nouscoder.formats.json_values import RepeatedKey, ValueCount
 
 _MAX_CHARS = 200_000  # of asserts, as in verifier/grading/validation.py
 _WORD = re.compile(
@@ -77,7 +77,6 @@ class NotTests(Exception):
         self.field = field
 
 
-_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of str.splitlines
 _NO_FUNCTION = (None, "", "none")
 _OF_PROGRAMS = (None, "stdin", "stdin_stdout")
 _OF_REQUESTS = {item.name for item in fields(Submission)} | {"reveal"}
@@ -200,22 +199,27 @@ def _calls(name: str, inputs: list[Any], outputs: list[Any], values: ValueCount)
     cases, is_text = [], any(isinstance(given, str) for given in inputs)
     for given, wanted in zip(inputs, outputs, strict=True):
         if isinstance(given, str):
-            values.add_weight(sum(map(given.count, _LINE_ENDS)))
-            lines = [line for line in given.splitlines() if line.strip()]
+            values.add_weight(given.count("\n"))
+            lines = [line for line in given.split("\n") if line.strip()]
             given, wanted = [_value(line, values) for line in lines], _value(wanted, values)
         cases.append({"args": given, "expected": wanted})
     return {"type": "call", "entry_point": name, "wrapped": not is_text, "cases": cases}
 
 
 def _value(text: Any, values: ValueCount) -> Any:
-    """The value of JSON text; anything else as it is. Raises TooManyValues."""
+    """The value of JSON text; a value of another type as it is. Raises TooManyValues and NotTests.
+
+    A text that is no JSON is no value: `True` of Python would become the text "True", which no result equals.
+    """
     if not isinstance(text, str):
         return text
-    values.add(text)
     try:
+        values.add(text)
         return json.loads(text)
+    except RepeatedKey as error:
+        raise NotTests("tests", str(error)) from None
     except (ValueError, RecursionError):
-        return text
+        raise NotTests("tests", f"a text for tests, arguments or a result must be JSON, not {text[:60]!r}") from None
 
 
 def _without_nulls(record: dict[str, Any], known: Collection[str]) -> dict[str, Any]:

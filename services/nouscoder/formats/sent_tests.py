@@ -19,7 +19,15 @@ from pydantic_core import to_json
 
 from nouscoder.domain.submission import Case, Tests
 from nouscoder.formats.body import first_fault, tests_from_json
-from nouscoder.formats.json_values import MAX_WEIGHT, TooManyValues, ValueCount, json_value, json_weight
+from nouscoder.formats.json_values import (
+    GIVEN_TWICE,
+    MAX_WEIGHT,
+    RepeatedKey,
+    TooManyValues,
+    ValueCount,
+    json_value,
+    json_weight,
+)
 from nouscoder.formats.public_shapes import NotTests as NotTests
 from nouscoder.formats.public_shapes import rewritten
 
@@ -112,8 +120,12 @@ class _SentCases(Sequence[Any]):
         return json_weight(self._text[slice(*span)], MAX_WEIGHT)
 
     def _value(self, span: _Span, field: str) -> Any:
+        text = self._text[slice(*span)]
         try:
-            return json_value(self._text[slice(*span)])
+            json_weight(text)
+            return json_value(text)
+        except RepeatedKey as error:
+            raise NotTests(field, str(error)) from None
         except ValueError as error:
             raise NotTests(field, f"not JSON: {error}") from None
 
@@ -123,7 +135,7 @@ def fields_of(text: _Text) -> Iterator[tuple[str, _Span]]:
     at = _after_space(text, 0)
     if text[at : at + 1] != b"{":
         raise NotTests("body", "not a JSON object")
-    last = at + 1
+    last, keys = at + 1, set[str]()
     for number, (begin, end) in enumerate(item_spans(text, at)):
         last = end
         name = _TEXT.match(text, begin)
@@ -131,13 +143,16 @@ def fields_of(text: _Text) -> Iterator[tuple[str, _Span]]:
         if name is None or text[colon : colon + 1] != b":" or number == _MAX_FIELDS:
             raise NotTests("body", f"not JSON: no field of at most {_MAX_FIELDS} at byte {begin}")
         try:
-            key = json_value(name[0])
+            key = str(json_value(name[0]))
         except ValueError as error:
             raise NotTests("body", f"not JSON: {error}") from None
         value = _after_space(text, colon + 1)
         if value >= end:
             raise NotTests("body", f"not JSON: no value at byte {value}")
-        yield str(key), (value, end)
+        if key in keys:
+            raise NotTests(key, GIVEN_TWICE)
+        keys.add(key)
+        yield key, (value, end)
     if _after_space(text, _after_space(text, last) + 1) != len(text):
         raise NotTests("body", "not JSON: there is more after its end")
 

@@ -4,9 +4,9 @@ A decoder reads a whole text in one call, and the interpreter runs nothing else 
 weight of the text (formats/json_values.py) is counted first, piece by piece. A body with too many values is refused.
 One that a decoder would read for too long is decoded in a process of its own.
 
-INVARIANT: no body above MAX_BYTES or MAX_WEIGHT is decoded. A body above SMALL_WEIGHT or SMALL_BYTES is parsed outside
-of the event loop, one at a time, without collections of garbage. What the values of a body take is charged to the
-memory budget before it is decoded.
+INVARIANT: no body above MAX_BYTES or MAX_WEIGHT is decoded, nor one in which an object has a key twice. A body above
+SMALL_WEIGHT or SMALL_BYTES is parsed outside of the event loop, one at a time, without collections of garbage. What the
+values of a body take is charged to the memory budget before it is decoded.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import BinaryIO, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.formats.json_values import (
     BYTES_PER_WEIGHT,
     MAX_WEIGHT,
+    RepeatedKey,
     TooManyValues,
     ValueCount,
     give_way,
@@ -41,6 +42,8 @@ _FILE_PATIENCE_S = 3600.0  # for all of it
 _NAMES = ("PATH", "PYTHONPATH", "LANG", "LD_LIBRARY_PATH")
 ENVIRONMENT = {name: os.environ[name] for name in _NAMES if name in os.environ}  # of a process that decodes a body
 _FLUSH_BYTES = 1024**2
+_CODING_CHARS = 60
+NOT_DECODED = "is not undone here: send the body as it is"  # said of a coding of a body
 _UNWATCHED_S = 0.1  # most work ends sooner, and a task that watches for the client costs more than a timer
 
 
@@ -50,6 +53,15 @@ class BodyFault(Exception):
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
         self.status = status
+
+
+def coding_of(scope: Scope) -> str:
+    """The codings of a request's body, such as gzip, none of which is undone here; empty for a plain body."""
+    if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        return ""
+    given = b",".join(value for name, value in scope["headers"] if bytes(name).lower() == b"content-encoding")
+    codings = [one.strip().lower() for one in given.decode("latin-1").split(",")]
+    return ", ".join(one for one in codings if one not in ("", "identity"))[:_CODING_CHARS]
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -187,15 +199,20 @@ Charge = Callable[[], Awaitable[None]]
 
 
 def weight_of_json(body: bytes) -> int:
-    """The weight of a body; of one with too many values, some weight above MAX_WEIGHT."""
+    """The weight of a body; of one with too many values, some weight above MAX_WEIGHT. Raises RepeatedKey."""
     return json_weight(body, MAX_WEIGHT)
 
 
 class BodyParser:
-    """Parses the bodies of one service. `too_large` makes its error for one with too many bytes or values."""
+    """Parses the bodies of one service.
 
-    def __init__(self, too_large: Callable[[str], Exception]) -> None:
+    `too_large` makes its error for a body with too many bytes or values, `repeated` for one in which an object has a
+    key twice, from the key.
+    """
+
+    def __init__(self, too_large: Callable[[str], Exception], repeated: Callable[[str], Exception]) -> None:
         self._too_large = too_large
+        self._repeated = repeated
         self.thread = OneThread("parse")
 
     async def parsed(
@@ -209,7 +226,7 @@ class BodyParser:
 
         `parse` also gets the count of the body's values, to which it adds texts that it decodes. `patiently` gets a
         function that charges the memory budget, and may call it again after MemoryBudgetExceeded. `weigh` returns the
-        weight of a body that is not JSON. Raises what `parse` and `weigh` raise, what `too_large` makes,
+        weight of a body that is not JSON. Raises what `parse` and `weigh` raise, what `too_large` and `repeated` make,
         MemoryBudgetExceeded, and QueueFull when other bodies take too long.
         """
         if len(body) > MAX_BYTES:
@@ -229,6 +246,8 @@ class BodyParser:
             found: Parsed = await self.thread.run(_parsed_apart, parse, body, values)
         except TooManyValues as error:
             raise self._too_large(str(error)) from None
+        except RepeatedKey as error:
+            raise self._repeated(error.key) from None
         charge_decoded(BYTES_PER_WEIGHT * (values.weight - before))
         return found
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from nouscoder.atomic_files import is_taken
+from nouscoder.atomic_files import is_taken, whole_or_gone
 from nouscoder.config import Config, ConfigError, DecayKind, EnvironmentSection, VerifierSection
 from nouscoder.config.broker import EpochsCurriculum
 from nouscoder.config.devices import device_fault, has_gpu, no_gpu_in_torch
 from nouscoder.data.check import CheckedFile, check_file, library_fault_here
-from nouscoder.data.problem_index import all_held_out, in_languages, open_index
+from nouscoder.data.problem_index import all_held_out, in_languages, index_folder, open_index
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.errors import NousCoderError, did_you_mean, for_terminal
@@ -44,6 +44,7 @@ from nouscoder.run.sinks.targets import missing_packages
 from nouscoder.run.token_limits import left_out_lines, length_faults, position_faults, prompt_faults
 from nouscoder.run.users_code import users_code_faults
 from nouscoder.sections import PathKind, keys_of
+from nouscoder.verifier.judges.users_comparators import load_comparators
 
 _REDIS_TIMEOUT_S = 5.0
 _MOST_FAULTS = 20  # of a problem file in one message
@@ -51,8 +52,12 @@ _NOT_HERE, _OF_ANSWERS = "is not installed", ("language:", "other_languages:")
 
 
 async def checked(config: Config) -> Config:
-    """The configuration of a run that can start, with its policy of a hub. Raises ConfigError with all faults."""
-    return await asyncio.to_thread(_checked, config)
+    """The configuration of a run that can start, with its policy of a hub. Raises ConfigError with all faults.
+
+    An index of the problems that was made for a run which cannot start is removed.
+    """
+    with whole_or_gone(index_folder(config)):
+        return await asyncio.to_thread(_checked, config)
 
 
 def checked_fine_tuning(config: Config) -> Config:
@@ -84,7 +89,9 @@ def checked_plan(config: Config, begun: Collection[int] = ()) -> Config:
         config = with_policy_folder(config)
     except (HubUnavailable, PromptFileUnusable) as error:
         raise ConfigError(f"policy.path: {error}") from error
-    _raise_of_stages(config, begun, lambda stage, positions: _all_faults(with_engine_here(stage), positions))
+    runs = map(config.stage_run, range(len(config.plan.stages)))
+    with whole_or_gone(*map(index_folder, runs)):
+        _raise_of_stages(config, begun, lambda stage, positions: _all_faults(with_engine_here(stage), positions))
     say_unused_gpu(config)
     return config
 
@@ -266,6 +273,7 @@ def require_gradable(file: Path, here: VerifierSection | None) -> None:
     this machine grades; None where another one does.
     """
     stat = file.stat()
+    load_comparators(here.comparators if here else ())
     checked = _checked_file(file, stat.st_size, stat.st_mtime_ns, here is not None)
     lacking = library_fault_here(here, checked.libraries, f"{checked.num_problems} problems") if here else ""
     faults = [one for one in checked.faults if not (_NOT_HERE in one.fault and one.fault.startswith(_OF_ANSWERS))]

@@ -6,6 +6,7 @@ INVARIANT: nothing of a run is removed while a process works in its folder or a 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -100,7 +101,15 @@ def runs_in(root: Path) -> dict[str, RunInFolder]:
     runs = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
         if _is_run(folder) and folder.suffix != ".part":
-            found = sorted(folder.glob("**/checkpoints/[0-9]*[0-9]"))  # of a plan, those of its last stage come last
-            step = int(found[-1].name) if found else None
+            # Of a plan, those of its last stage come last. A learner renames and removes folders meanwhile, at which
+            # Path.glob raises.
+            found = sorted(
+                (at, name)
+                for at, names, _ in os.walk(folder)
+                if Path(at).name == "checkpoints"
+                for name in names
+                if name.isdigit()
+            )
+            step = int(found[-1][1]) if found else None
             runs[folder.name] = RunInFolder(str(folder), read_run_id(folder / FILE) or "", step)
     return runs

@@ -26,8 +26,10 @@ from typing import Any
 
 from rich.console import Console
 
+from nouscoder.atomic_files import whole_or_gone
 from nouscoder.config import Config, ConfigError
 from nouscoder.config.tree import NOTHING_GIVEN, Given
+from nouscoder.data.problem_index import index_folder
 from nouscoder.domain.guards import TEST, BatchRewards, Direction, reward_trend
 from nouscoder.errors import NousCoderError, Unusable, for_terminal
 from nouscoder.run.deployment import deployment
@@ -167,9 +169,10 @@ async def _open(config: Config, test: SmokeTest, *, resume: bool, given: Given) 
     if resume:
         return reopened(wanted.run.folder, given, "--smoke64")
     RunFolder.refuse_existing(wanted.run.folder)
-    config = await checked(wanted)
-    if test.pass_rates is not None:
-        await asyncio.to_thread(chosen_from_file, config, test.pass_rates, test.num_problems)
+    with whole_or_gone(index_folder(wanted)):
+        config = await checked(wanted)
+        if test.pass_rates is not None:
+            await asyncio.to_thread(chosen_from_file, config, test.pass_rates, test.num_problems)
     folder = RunFolder.create(config)
     note_given(folder, given)
     return folder, wanted

@@ -18,6 +18,8 @@ from nouscoder.entry_points import load_entry_point
 from nouscoder.errors import NousCoderError
 from nouscoder.objectives.correction import CorrectionKind
 from nouscoder.objectives.entry_point import EntryPointObjective
+from nouscoder.run.languages import grades_here
+from nouscoder.verifier.judges.users_comparators import load_comparators
 
 _LIMIT_S = 300.0  # to import it; a module may import a model library
 
@@ -49,6 +51,8 @@ def _loads(config: Config) -> Iterator[Callable[[], object]]:
         yield partial(load_entry_point, "broker.reward.entry_point", reward.entry_point)
     if isinstance(environment, EntryPointSection):
         yield partial(load_entry_point, "generation.environment.entry_point", environment.entry_point)
+    if grades_here(config):
+        yield from (partial(load_comparators, [name]) for name in config.verifier.comparators)
 
 
 def main() -> None:

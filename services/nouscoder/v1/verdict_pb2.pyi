@@ -91,6 +91,8 @@ class _ComparatorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Compar
     """By tokens; with a tolerance, numbers as Kattis's default validator compares them."""
     COMPARATOR_KIND_LCB: _ComparatorKind.ValueType  # 6
     """Line by line; lines of numbers as LiveCodeBench's grader compares them."""
+    COMPARATOR_KIND_ENTRY_POINT: _ComparatorKind.ValueType  # 7
+    """By a function of the operator, which entry_point names."""
 
 class ComparatorKind(_ComparatorKind, metaclass=_ComparatorKindEnumTypeWrapper):
     """How an output is compared with the expected output."""
@@ -109,6 +111,8 @@ COMPARATOR_KIND_KATTIS: ComparatorKind.ValueType  # 5
 """By tokens; with a tolerance, numbers as Kattis's default validator compares them."""
 COMPARATOR_KIND_LCB: ComparatorKind.ValueType  # 6
 """Line by line; lines of numbers as LiveCodeBench's grader compares them."""
+COMPARATOR_KIND_ENTRY_POINT: ComparatorKind.ValueType  # 7
+"""By a function of the operator, which entry_point names."""
 Global___ComparatorKind: _TypeAlias = ComparatorKind  # noqa: Y015
 
 class _Profile:
@@ -212,6 +216,7 @@ class Comparator(_message.Message):
     ABSOLUTE_TOLERANCE_FIELD_NUMBER: _builtins.int
     RELATIVE_TOLERANCE_FIELD_NUMBER: _builtins.int
     IGNORE_CASE_FIELD_NUMBER: _builtins.int
+    ENTRY_POINT_FIELD_NUMBER: _builtins.int
     kind: Global___ComparatorKind.ValueType
     """Unspecified means tokens."""
     float_tolerance: _builtins.float
@@ -222,6 +227,8 @@ class Comparator(_message.Message):
     """Relative difference allowed between numbers; 0 allows none."""
     ignore_case: _builtins.bool
     """Upper and lower case ASCII letters of text are equal."""
+    entry_point: _builtins.str
+    """package.module:function of kind ENTRY_POINT; one of the service's verifier.comparators."""
     def __init__(
         self,
         *,
@@ -230,10 +237,11 @@ class Comparator(_message.Message):
         absolute_tolerance: _builtins.float = ...,
         relative_tolerance: _builtins.float = ...,
         ignore_case: _builtins.bool = ...,
+        entry_point: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absolute_tolerance", b"absolute_tolerance", "float_tolerance", b"float_tolerance", "ignore_case", b"ignore_case", "kind", b"kind", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absolute_tolerance", b"absolute_tolerance", "entry_point", b"entry_point", "float_tolerance", b"float_tolerance", "ignore_case", b"ignore_case", "kind", b"kind", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

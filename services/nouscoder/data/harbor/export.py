@@ -17,7 +17,7 @@ from nouscoder.data.importers.formats import read_referenced
 from nouscoder.data.problems import ReferencedProblem, line_of
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.prompt import PromptForm, prompt_text
-from nouscoder.domain.submission import AssertTests, CallTests, Prelude, Profile, StdinTests
+from nouscoder.domain.submission import AssertTests, CallTests, ComparatorKind, Prelude, Profile, StdinTests
 from nouscoder.errors import Unusable
 from nouscoder.verifier.judges.lcb import PRELUDE
 
@@ -49,6 +49,8 @@ cp /solution/solution.py /app/solution.py
 """
 _FILES = {
     "grade.py": ("nouscoder.data.harbor", "grade.py"),
+    "nouscoder/domain/languages.py": ("nouscoder.domain", "languages.py"),
+    "nouscoder/domain/languages.toml": ("nouscoder.domain", "languages.toml"),
     "nouscoder/domain/submission.py": ("nouscoder.domain", "submission.py"),
     "nouscoder/verifier/harness/program_names.py": ("nouscoder.verifier.harness", "program_names.py"),
     "nouscoder/verifier/judges/comparators.py": ("nouscoder.verifier.judges", "comparators.py"),
@@ -118,6 +120,8 @@ def _reason(problem: Problem) -> str:
         return f"the program is in {problem.languages[0]}; folders have Python alone"
     if problem.profile is not Profile.PROCESS:
         return f"the profile {problem.profile.value} is that of this service"
+    if problem.comparator.kind is ComparatorKind.ENTRY_POINT:
+        return f"the comparator {problem.comparator.entry_point} is a function of the operator"
     if not isinstance(tests, StdinTests | CallTests | AssertTests) or (isinstance(tests, AssertTests) and tests.module):
         return f"{tests.type} tests need programs of this service beside Python's standard library"
     return ""

@@ -37,9 +37,10 @@ def judge():
     module = sys.modules[given["name"]] = types.ModuleType(given["name"])
     space = module.__dict__
     exec(given["rules"], rules)
-    exec(given["before"], space)
+    before = compile(given["before"], "<before>", "exec")
+    exec(before, space)
     code = compile(open("main.py").read(), "main.py", "exec")
-    names = rules["ProgramNames"](space, {**space}, code)
+    names = rules["ProgramNames"](space, {**space}, code, before)
     exec(code, space)
     result = given.get("token", "")
     if "case" in given:

@@ -28,6 +28,7 @@ from nouscoder.domain.submission import (
     Tests,
     method_name,
 )
+from nouscoder.formats.json_values import RepeatedKey
 
 
 class Reason(StrEnum):
@@ -82,11 +83,11 @@ def text(row: Row, *names: str) -> str:
 
 
 def optional_text(row: Row, *names: str) -> str:
-    """The first of these fields that holds text, a number or a date, as text; else empty."""
+    """The first of these fields that holds text, a number or a date, as text; else empty. NaN is a missing value."""
     for name in names:
         value = row.get(name)
         value = value.isoformat() if isinstance(value, date) else value
-        if isinstance(value, _SCALARS) and not isinstance(value, bool) and str(value).strip():
+        if isinstance(value, _SCALARS) and not isinstance(value, bool) and str(value).strip() and value == value:
             return str(value)
     return ""
 
@@ -158,6 +159,8 @@ def decoded(value: Any) -> Any:
             return read(value)
         except FileRefused as error:
             raise Rejected(Reason.TOO_LARGE, str(error)) from None
+        except RepeatedKey as error:
+            raise Rejected(Reason.UNREADABLE_TESTS, str(error)) from None
         except (ValueError, RecursionError) as error:
             _refuse_long_integer(error)
     _refuse_many_nodes(value)
@@ -273,18 +276,21 @@ def call_tests(entry_point: str, found: Iterable[tuple[Any, Any]], *, wrapped: b
     for args, expected in found:
         if not isinstance(args, list | tuple):
             raise Rejected(Reason.UNREADABLE_TESTS, f"the arguments are not a list: {args!r:.60}")
-        cases.append(CallCase(tuple(plain(arg) for arg in args), {}, plain(expected)))
+        cases.append(CallCase(tuple(plain(arg, is_argument=True) for arg in args), {}, plain(expected)))
     if not cases:
         raise Rejected(Reason.NO_TESTS, "there is no test")
     return CallTests(method_name(entry_point), tuple(cases), wrapped=wrapped)
 
 
-def plain(value: Any) -> Any:
-    """A Python literal as a JSON value: a tuple becomes a list. Sets, bytes and keys that are not text are refused."""
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+def plain(value: Any, *, is_argument: bool = False) -> Any:
+    """A Python literal as a JSON value. Sets, bytes and keys that are not text are refused.
+
+    A tuple of a result becomes a list, which equals it. One of an argument is refused: a program may use it as a key.
+    """
+    if isinstance(value, list) or (isinstance(value, tuple) and not is_argument):
+        return [plain(each, is_argument=is_argument) for each in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain(each, is_argument=is_argument) for key, each in value.items()}
     if isinstance(value, int) and abs(value) >= _TOO_LONG:
         raise Rejected(Reason.TOO_LARGE, f"an integer has more than {_MAX_DIGITS} digits")
     if value is None or isinstance(value, bool | int | float | str):

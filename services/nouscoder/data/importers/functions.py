@@ -163,8 +163,9 @@ def call_case(statement: ast.stmt, function: str) -> CallCase:
             form = f"not of the form assert {function}(...) == value: {ast.unparse(statement)[:100]}"
             raise Rejected(Reason.UNREADABLE_TESTS, form)
     try:
-        kwargs = {str(keyword.arg): plain(ast.literal_eval(keyword.value)) for keyword in call.keywords if keyword.arg}
-        args = tuple(plain(ast.literal_eval(argument)) for argument in call.args)
+        named = [(keyword.arg, ast.literal_eval(keyword.value)) for keyword in call.keywords if keyword.arg]
+        kwargs = {name: plain(argument, is_argument=True) for name, argument in named}
+        args = tuple(plain(ast.literal_eval(argument), is_argument=True) for argument in call.args)
         expected = plain(ast.literal_eval(value))
     except ValueError as error:
         raise Rejected(Reason.UNREADABLE_TESTS, f"not a literal: {error}") from None

@@ -38,6 +38,7 @@ from nouscoder.data.problems import ProblemBody, Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CheckerTests, JudgeProgram, Limits, StdinCase
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.formats.json_values import RepeatedKey, json_weight
 from nouscoder.verifier.grading.grader import Grader, local_grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
@@ -246,7 +247,10 @@ def _native(files: PackageFiles, version: Any) -> ReferencedProblem:
     if version != 1:
         raise _unsupported(f"metadata.nouscoder is {version!r:.20}, and this version reads 1")
     try:
-        body = ProblemBody.model_validate_json(files.data(NATIVE))
+        json_weight(text := files.data(NATIVE))
+        body = ProblemBody.model_validate_json(text)
+    except RepeatedKey as error:
+        raise Rejected(Reason.MALFORMED, f"{NATIVE}: {error}") from None
     except ValidationError as error:
         raise Rejected(Reason.MALFORMED, f"{NATIVE}: {error.errors()[0]['msg']}") from None
     found = (Reference(files.text(name)) for name in ("solution/solution.py",) if name in files)

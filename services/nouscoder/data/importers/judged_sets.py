@@ -85,7 +85,7 @@ def read_codeforces(row: Row, number: int) -> ReferencedProblem:
     checker = optional_text(row, "generated_checker")
     if checker:
         parsed_python(checker)
-    tests = cases_of(_whole(row.get("official_tests"), is_complete=row.get("official_tests_complete") is not False))
+    tests = cases_of(_whole(row.get("official_tests"), is_complete=row.get("official_tests_complete") is True))
     examples = shown(cases_of(row["examples"])) if row.get("examples") else None
     problem = Problem(
         problem_id=text(row, "id"),

@@ -137,7 +137,8 @@ def _words(value: Any, name: str) -> tuple[str, ...]:
 
 def _comparator(flags: Sequence[str]) -> Comparator:
     """How the default validator compares with these flags. Raises Rejected for one that is unknown."""
-    words, tolerances, switches = list(flags), {}, set()
+    words, switches = list(flags), set()
+    tolerances: dict[str, Any] = {}
     while words:
         flag = words.pop(0)
         if flag in ("case_sensitive", "space_change_sensitive"):

@@ -12,8 +12,6 @@ Hard keeps its rows in `examples` of one object; a row may also be such an objec
 
 from __future__ import annotations
 
-from typing import Any
-
 from nouscoder.data.importers.fields import (
     ANSWERS,
     QUESTIONS,
@@ -21,6 +19,7 @@ from nouscoder.data.importers.fields import (
     Rejected,
     Row,
     asked_of,
+    at_path,
     decoded,
     optional_text,
     text,
@@ -31,6 +30,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import MathCase, MathTests, StdinCase, StdinTests
 
 ANSWER_TEMPLATE = "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+_ANSWERS = ("answer", "final_answer", "ground_truth", "expected_answer", "Answer", "reward_model.ground_truth")
 _MAX_ANSWER = 4000
 
 
@@ -55,12 +55,17 @@ def read_math(row: Row, number: int) -> ReferencedProblem:
 
 
 def _answer(row: Row) -> str:
-    model: Any = row.get("reward_model") or {}
-    match row.get("answer"):
-        case [str(only)]:  # OlympiadBench, Minerva
-            row = {**row, "answer": only}
-    found = optional_text(row, "answer", "final_answer", "ground_truth", "expected_answer", "Answer")
-    found = found or (optional_text(model, "ground_truth") if isinstance(model, dict) else "")
+    found = ""
+    for name in _ANSWERS:
+        value = at_path(row, name)
+        match value:
+            case [only]:  # OlympiadBench, Minerva
+                value = only
+        found = optional_text({name: value}, name)
+        if found:
+            break
+        if not (value is None or value == [] or isinstance(value, str | float)):
+            raise Rejected(Reason.NO_ANSWER, f"{name} is not one answer: {value!r:.60}")
     solution = optional_text(row, "solution", "Solution")
     if "####" in (said := found or solution):  # GSM8K, also with the answer in the solution alone
         return said.rpartition("####")[2].replace(",", "")

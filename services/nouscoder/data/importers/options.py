@@ -152,9 +152,9 @@ class ImportOptions(Body):
 
     def _comparator(self, found: Comparator) -> Comparator:
         if self.comparator is not None:
-            found = replace(found, kind=ComparatorKind(self.comparator))
+            found = replace(found, kind=ComparatorKind(self.comparator), entry_point="")
         if self.float_tolerance is not None:
-            return Comparator(found.kind, absolute_tolerance=self.float_tolerance, ignore_case=found.ignore_case)
+            return replace(found, float_tolerance=0.0, absolute_tolerance=self.float_tolerance, relative_tolerance=0.0)
         return found
 
     def _limits(self, found: Limits) -> Limits:

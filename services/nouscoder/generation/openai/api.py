@@ -47,7 +47,7 @@ from nouscoder.generation.openai.sampling import ApiSampler
 from nouscoder.generation.openai.schema import ApiFault, ChatRequest, CompletionRequest, busy, parsed
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.http_server.api_keys import ApiKeys, client_of
-from nouscoder.http_server.body import BodyFault, read_body, while_connected
+from nouscoder.http_server.body import NOT_DECODED, BodyFault, coding_of, read_body, while_connected
 from nouscoder.http_server.fair_queue import QueueFull
 from nouscoder.http_server.foreign_sites import foreign_part
 from nouscoder.http_server.listener import http_context, listen, serve_http
@@ -108,6 +108,8 @@ class ApiGate:
             if self.agents is not None and secret.startswith(KEY_BEGIN):
                 session = self.agents.session_of(secret)
             client = self._client(scope, headers, secret, session)
+            if coding := coding_of(scope):
+                raise ApiFault(415, f"Content-Encoding: {coding!r} {NOT_DECODED}", "Content-Encoding")
         except ApiFault as fault:
             await response(fault)(scope, receive, send)
             return

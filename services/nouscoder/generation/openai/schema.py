@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nouscoder.domain.conversation import Message, Role
 from nouscoder.errors import NousCoderError, plain_fault
 from nouscoder.formats.body import ListOf
-from nouscoder.formats.json_values import ValueCount, json_value
+from nouscoder.formats.json_values import GIVEN_TWICE, ValueCount, json_value
 from nouscoder.http_server.body import BodyParser
 
 MAX_CHOICES = 128
@@ -76,7 +76,12 @@ def busy(message: str) -> ApiFault:
     return ApiFault(429, message, code="rate_limit_exceeded", kind="rate_limit_error")
 
 
-bodies = BodyParser(lambda message: ApiFault(413, f"body: {message}"))
+def _repeated(key: str) -> ApiFault:
+    shown = key[:_MESSAGE_CHARS]
+    return invalid(f"{shown}: {GIVEN_TWICE}", shown)
+
+
+bodies = BodyParser(lambda message: ApiFault(413, f"body: {message}"), _repeated)
 
 
 class _Model(BaseModel):

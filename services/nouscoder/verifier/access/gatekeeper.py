@@ -18,6 +18,7 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.body import NOT_DECODED, coding_of
 from nouscoder.http_server.foreign_sites import foreign_part
 from nouscoder.http_server.memory_budget import CLIENT_KEY, Refusals
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
@@ -72,6 +73,10 @@ class Gatekeeper:
             if foreign is not None:
                 await answer.fault(403, f"{foreign}: {_FOREIGN}", foreign)
                 return
+        if coding := coding_of(scope):
+            detail = f"Content-Encoding: {coding!r} {NOT_DECODED}"
+            await answer.fault(415, detail, "Content-Encoding", (b"accept-encoding", b"identity"))
+            return
         try:
             deadline_s = _deadline_s(headers.get(b"x-deadline-s"))
         except ValueError as error:

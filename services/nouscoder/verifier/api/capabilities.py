@@ -19,9 +19,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nouscoder import __version__
-from nouscoder.domain.submission import ComparatorKind, Limits, Profile
+from nouscoder.domain.submission import Limits, Profile
 from nouscoder.verifier.grading.grader import Grader, QueueFull
 from nouscoder.verifier.grading.validation import Bounds
+from nouscoder.verifier.judges.users_comparators import loaded_comparators, published_comparators
 from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, SandboxError
 from nouscoder.verifier.toolchains import probe_program
 from nouscoder.verifier.toolchains.languages import SEARCH_PATH, Language, installed
@@ -109,7 +110,7 @@ class Capabilities:
             languages={name: self._language(language) for name, language in installed().items()},
             libraries=self._found.libraries if self._found else None,
             profiles=[profile.value for profile in Profile],
-            comparators=[kind.value for kind in ComparatorKind],
+            comparators=[*published_comparators(), *loaded_comparators()],
             default_limits=LimitValues(**asdict(Limits())),
             max_limits=LimitValues(**asdict(bounds.limits)),
             max_tests=bounds.num_tests,

@@ -24,6 +24,7 @@ FAULTS: dict[int | str, dict[str, Any]] = {
     403: {"model": Fault, "description": "The service has no tokens, and the request comes from another site."},
     408: {"model": Fault, "description": "The body arrived too slowly."},
     413: {"model": Fault, "description": "The body has too many bytes or values: store its tests with PUT /v1/tests."},
+    415: {"model": Fault, "description": "The body has a Content-Encoding, which is not undone here."},
     422: {"model": Fault, "description": "The request is invalid; `field` names the invalid part."},
     429: {"model": Fault, "description": "The queue or the client's quota is full; retry after Retry-After seconds."},
     503: {"model": Fault, "description": "The service is draining."},

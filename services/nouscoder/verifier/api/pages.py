@@ -16,9 +16,12 @@ import base64
 import functools
 import hashlib
 import html
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
+
+from nouscoder.domain.languages import KNOWN
 
 _IMMUTABLE = "public, max-age=31536000, immutable"  # for a path with a digest: another one for other contents
 _HIGHLIGHTER = "playground/highlight.min.js"
@@ -37,7 +40,7 @@ class Page:
 def playground(languages: Iterable[str], comparators: Iterable[str] = ("tokens",), absent: Iterable[str] = ()) -> Page:
     """The page with these languages and comparators to choose from, without the types of tests in `absent`."""
     style, highlighter = _asset("playground/page.css"), digest_source(_asset(_HIGHLIGHTER))
-    script = b'"use strict";\n' + b"".join(_asset(f"playground/{name}") for name in _SCRIPTS)
+    script = b'"use strict";\n' + _languages() + b"".join(_asset(f"playground/{name}") for name in _SCRIPTS)
     policy = (
         f"default-src 'none'; style-src '{digest_source(style)}'; "
         f"script-src '{digest_source(script)}' '{highlighter}'; "
@@ -56,6 +59,13 @@ def playground(languages: Iterable[str], comparators: Iterable[str] = ("tokens",
     for mark, part in parts.items():
         text = text.replace(mark, part, 1)
     return Page(text, _headers("no-cache", policy))
+
+
+@functools.cache
+def _languages() -> bytes:
+    """The first program of each language, and its name in highlight.js. No text in it ends a script element."""
+    known = {name: {"starter": one.starter, "highlight": one.highlight} for name, one in KNOWN.items()}
+    return f"const LANGUAGES = {json.dumps(known)};\n".replace("<", "\\u003c").encode()
 
 
 def highlighter_path() -> str:

@@ -29,7 +29,7 @@ from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.formats.body import ListOf
-from nouscoder.formats.json_values import TooManyValues, ValueCount, json_bytes
+from nouscoder.formats.json_values import GIVEN_TWICE, RepeatedKey, TooManyValues, ValueCount, json_bytes
 from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.verifier.api.faults import FAULTS
 from nouscoder.verifier.api.schema import bodies, body_of, parse_submission, parsed_as
@@ -161,6 +161,8 @@ def request_of_label(label: object, values: ValueCount) -> dict[str, Any]:
             record = json.loads(label)
         except TooManyValues as error:
             raise TooLarge("tests", str(error)) from None
+        except RepeatedKey as error:
+            raise InvalidSubmission(error.key, GIVEN_TWICE) from None
         except (ValueError, RecursionError):
             raise InvalidSubmission("tests", "is not JSON") from None
     return record if isinstance(record, dict) and "tests" in record else {"tests": record}

@@ -24,7 +24,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nouscoder import __version__
-from nouscoder.domain.submission import Comparator, ComparatorKind
+from nouscoder.domain.submission import Comparator
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.body import BODIES_OF_MANY, read_body, read_whole, while_connected
 from nouscoder.http_server.memory_budget import CountMemory, MemoryBudget
@@ -52,6 +52,7 @@ from nouscoder.verifier.api.tests_upload import TestsUpload
 from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
+from nouscoder.verifier.judges.users_comparators import published_comparators
 from nouscoder.verifier.toolchains.languages import installed
 
 # POST /v1/grade without the web framework.
@@ -288,7 +289,7 @@ def _add_health(app: FastAPI, drain_state: DrainState) -> None:
 
 def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainState) -> None:
     _add_health(app, drain_state)
-    kinds = [kind.value for kind in ComparatorKind]
+    kinds = published_comparators()
     kinds.sort(key=lambda kind: kind != Comparator().kind)  # the default is first
     page = playground(installed(), kinds, () if mathematics.is_installed() else ("math",))
     colors = highlighter()

@@ -23,7 +23,7 @@ from pydantic_core import from_json
 from nouscoder.domain.reasoning import opened_by
 from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.formats.json_values import TooManyValues, ValueCount
+from nouscoder.formats.json_values import RepeatedKey, TooManyValues, ValueCount
 from nouscoder.formats.public_shapes import NOT_MET, unmet
 from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.http_server.memory_budget import add_answer
@@ -223,6 +223,8 @@ def _cases(test: list[StdioTest] | str, values: ValueCount) -> list[StdinCase]:
             test = [StdioTest.model_validate(one) for one in json.loads(test)]
         except TooManyValues as error:
             raise TooLarge("config.provided_data.test", str(error)) from None
+        except RepeatedKey as error:
+            raise InvalidSubmission("config.provided_data.test", str(error)) from None
         except (ValueError, TypeError, RecursionError):
             raise InvalidSubmission("config.provided_data.test", "is no JSON list of tests") from None
     for number, one in enumerate(test):

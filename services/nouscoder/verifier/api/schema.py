@@ -28,14 +28,21 @@ from nouscoder.formats.body import (
     first_fault,
     tests_from_json,
 )
-from nouscoder.formats.json_values import TooManyValues, ValueCount, give_way, with_whole_characters
+from nouscoder.formats.json_values import (
+    GIVEN_TWICE,
+    RepeatedKey,
+    TooManyValues,
+    ValueCount,
+    give_way,
+    with_whole_characters,
+)
 from nouscoder.formats.public_shapes import NotTests, rewritten
 from nouscoder.http_server.body import BodyParser
 from nouscoder.store.case_files import packed, unpacked
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, validate_tests
 
 # The tests of a body that is too large can be stored with PUT /v1/tests (tests_upload.py).
-bodies = BodyParser(lambda message: TooLarge("body", message))
+bodies = BodyParser(lambda message: TooLarge("body", message), lambda key: InvalidSubmission(key, GIVEN_TWICE))
 
 _MOST_AS_OBJECTS = Bounds().num_tests  # weight of values, which the garbage collector looks at while they are graded
 
@@ -195,6 +202,8 @@ def _naming_fields(whole: str = "") -> Iterator[None]:
         raise InvalidSubmission(error.field, str(error)) from None
     except TooManyValues as error:
         raise TooLarge("tests", str(error)) from None
+    except RepeatedKey as error:
+        raise InvalidSubmission(error.key, GIVEN_TWICE) from None
 
 
 def parse_submission(body: bytes | str, values: ValueCount | None = None) -> Submission:
@@ -273,7 +282,7 @@ def request_of(submission: Submission) -> dict[str, Any]:
         "language": submission.language,
         **({"other_languages": list(submission.other_languages)} if submission.other_languages else {}),
         "limits": asdict(submission.limits),
-        "comparator": ComparatorBody.of(submission.comparator).model_dump(),
+        "comparator": ComparatorBody.of(submission.comparator).written(),
         "stop_on_first_failure": submission.stop_on_first_failure,
         "reveal": "first_failure" if submission.reveal else "none",
         "profile": submission.profile.value,

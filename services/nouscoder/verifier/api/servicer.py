@@ -69,6 +69,10 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._answers = budget.part(SHARE)
         self._tools = tools
 
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Have `server` answer the calls of verifier.proto."""
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, server)
+
     async def Grade(  # noqa: N802
         self, request: verifier_pb2.GradeRequest, context: _Context
     ) -> verifier_pb2.GradeResponse:

@@ -34,6 +34,7 @@ from nouscoder.verifier.grading.time_limits import (
 )
 from nouscoder.verifier.judges.judge import Judge
 from nouscoder.verifier.judges.rulings import Ruling
+from nouscoder.verifier.judges.users_comparators import ComparatorFailed
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.base import CompileFailed, CompileStarved, Program, RunResult, Sandbox, SandboxError
 
@@ -265,6 +266,8 @@ def count_error(metrics: VerifierMetrics, error: Exception) -> str:
     match error:
         case TimeoutError():
             return count_failure(metrics, FailureCause.SANDBOX_SILENT, "the sandbox did not answer in time")
+        case ComparatorFailed():
+            return count_failure(metrics, FailureCause.GRADER, str(error))
         case SandboxError():
             return count_failure(metrics, FailureCause.SANDBOX, str(error))
     log.error("grading failed", exc_info=error)

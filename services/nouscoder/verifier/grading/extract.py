@@ -44,6 +44,7 @@ from itertools import count
 from typing import NamedTuple
 
 from nouscoder.domain import reasoning
+from nouscoder.domain.languages import KNOWN
 from nouscoder.domain.submission import LANGUAGES, MathTests, Profile, Submission, language_name
 
 _MARK = re.compile(f"```|~~~|{reasoning.TAGS}")
@@ -63,11 +64,6 @@ _PYTHON_TOKEN = re.compile(
     r"""#[^\n]*|'''|\"\"\"|'(?:[^'\\\n]|\\.)*+'?|"(?:[^"\\\n]|\\.)*+"?""", re.DOTALL
 )  # fmt: skip
 _TAB_COLUMNS = 4
-_FAMILIES = (frozenset({"python", "pypy"}), frozenset({"c", "cpp"}), frozenset({"javascript", "typescript"}))
-# What a program needs that prints something or defines something to call. Languages that are not here need nothing.
-_NEEDED = {name: re.compile(r"[({]") for name in ("kotlin", "javascript", "typescript", "r")}
-_NEEDED |= {name: re.compile(r"\{") for name in ("c", "cpp", "java", "go", "rust", "csharp")}
-_NEEDED |= {name: re.compile(r"print|write|def |class ") for name in ("python", "pypy")}
 _TAGS_OF_OTHERS = (
     "text txt plain plaintext output out stdout input in stdin console terminal shell-session powershell zsh json yaml"
     " yml xml html css markdown md mermaid diff latex tex math csv sql ini toml log dockerfile makefile pseudocode"
@@ -272,7 +268,7 @@ class _Scan:
     def _begin(self, fence: str, tag: str, columns: int, end: int) -> None:
         """Open a block whose opening line ends at `end`."""
         self._open = _Open(fence, tag, columns, min(end + 1, len(self._text)))
-        is_python = language_name(tag or self._languages[0]) in _FAMILIES[0]
+        is_python = _family(language_name(tag or self._languages[0])) == "python"
         follows = is_python and not self._has_gone_back
         self._strings = _Strings(self._text, self._open.begin) if follows else None
 
@@ -303,16 +299,21 @@ def _language_of(tag: str, languages: Sequence[str]) -> str | None:
         return named
     if named not in LANGUAGES:
         return languages[0]
-    family = next((names for names in _FAMILIES if named in names), frozenset())
-    return next((language for language in languages if language in family), None)
+    return next((language for language in languages if _family(language) == _family(named)), None)
+
+
+def _family(language: str) -> str | None:
+    """The family of a language: programs in one of the same family are taken for it. None for an unknown one."""
+    known = KNOWN.get(language)
+    return None if known is None else known.family
 
 
 def _class_of(tag: str, code: str, language: str) -> int:
     """3 and 2 for a block that can be the program, 1 for one that hardly can, 0 for one whose tag says it is none."""
     if _is_of_language(tag) or tag in _NO_PROGRAMS:
         return 0 if tag in _NO_PROGRAMS else 3
-    needed = _NEEDED.get(language)
-    return 2 if (not tag if needed is None else needed.search(code)) else 1
+    needs = KNOWN[language].needs if language in KNOWN else ()
+    return 2 if (any(word in code for word in needs) if needs else not tag) else 1
 
 
 def _is_in(strings: _Strings | None, place: int) -> bool:

@@ -43,6 +43,7 @@ from nouscoder.verifier.grading.progress import KillRates, KillTable, Submission
 from nouscoder.verifier.grading.runs import (
     CandidateLibraries,
     ProvenCheckers,
+    ProvenSetups,
     has_free_order,
     has_parallel_tests,
     judge_for,
@@ -55,6 +56,7 @@ from nouscoder.verifier.judges.asserting import require_long_python
 from nouscoder.verifier.judges.judge import Judge, encoded, in_turn, takes_long
 from nouscoder.verifier.judges.math_worker import End
 from nouscoder.verifier.judges.mathematics import QUICK, Compared, MathLimits, MathProcess, compare, rulings_of
+from nouscoder.verifier.judges.users_comparators import load_comparators
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox, with_libraries
 from nouscoder.verifier.sandbox.base import (
@@ -111,11 +113,13 @@ class Grader:
         self._sandbox = sandbox
         self._metrics = metrics
         self._section = section or VerifierSection()
+        load_comparators(self._section.comparators)
         self._policy = policy or GradingPolicy()
         self._run_lock = run_lock or ExclusiveRunLock()
         self._kill_rates = KillRates()
         self._libraries = CandidateLibraries(sandbox)
         self._checkers = ProvenCheckers(sandbox)
+        self._setups = ProvenSetups(sandbox)
         self._has_slots = asyncio.Event()
         self._has_slots.set()
         self._tell_demand: Callable[[], None] = lambda: None
@@ -255,6 +259,7 @@ class Grader:
                 async with asyncio.timeout(patience_s):
                     await self._libraries.require(submission)
                     await self._checkers.require(submission)
+                    await self._setups.require(submission)
                     await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()
                 return progress.verdict()
             except InvalidSubmission:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
 
-from nouscoder.domain.submission import Submission, TestsReference
+from nouscoder.domain.submission import ComparatorKind, Submission, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import digest_of
 from nouscoder.verifier.judges.comparators import SMALL_BYTES
@@ -74,6 +74,7 @@ class SubmissionProgress:
         """
         self.judge = judge
         self._submission = submission
+        self._is_users = submission.comparator.kind is ComparatorKind.ENTRY_POINT
         self._backend = backend
         self._begun = begun
         self._max_spent_s = max_spent_s
@@ -157,7 +158,7 @@ class SubmissionProgress:
             kind = ruling.outcome
         elif is_long:
             kind = await in_turn(outcome_of, self.judge, index, result)
-        elif max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES:
+        elif max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES or self._is_users:
             kind = await asyncio.to_thread(outcome_of, self.judge, index, result)
         else:
             kind = outcome_of(self.judge, index, result)

@@ -8,7 +8,8 @@ Each type of tests has one judge (judges/judge.py). A new type needs a judge, a 
 INVARIANT: an expected output enters only the sandbox of a checker or an interactor, in which no candidate code has run.
 It never enters the candidate's sandbox. A sandbox is asked until it has once imported pytest, and never again. One
 without it refuses tests with a module, because the verdict of a candidate must not depend on it. For the same reason a
-checker of code is used only after it has accepted the right program of each case here; a few thousand are remembered.
+checker of code is used only after it has accepted the right program of each case here, and a setup only after it has
+run to its end without a program; a few thousand of each are remembered.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+
+from cachetools import LRUCache
 
 from nouscoder.domain.submission import (
     AssertTests,
@@ -50,6 +53,7 @@ from nouscoder.verifier.judges.judge import (
     outcome_of,
     readable,
     takes_long,
+    with_setup,
 )
 from nouscoder.verifier.judges.lcb import PRELUDE, LcbJudge
 from nouscoder.verifier.judges.mathematics import MathJudge
@@ -87,6 +91,8 @@ _CODE_FILE = "code"  # what a runner gets
 _LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
 _USED = ("wall_time_s", "cpu_time_s", "memory_bytes")
 _PROOF_S = 60.0  # more than a program has, because no repetition follows
+_END, _NO_ARGUMENTS = "nouscoder_end", b'{"args": [], "kwargs": {}}'
+_ENDS = f"def {_END}(): pass"  # the program of a setup that is tried alone
 Ran = tuple[RunResult, Ruling | None]  # the ruling is that of a checker or interactor, else None
 # Runs the test of an index in the fresh sandbox of one submission. Raises SandboxError.
 RunCase = Callable[[int], Awaitable[Ran]]
@@ -357,7 +363,7 @@ class ProvenCheckers:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._proven: dict[bytes, None] = {}
+        self._proven: LRUCache[bytes, None] = LRUCache(_MOST_PROVEN)
 
     async def require(self, submission: Submission) -> None:
         """Raises InvalidSubmission for a checker that refuses the answer of a case, and SandboxError."""
@@ -373,8 +379,6 @@ class ProvenCheckers:
                 )
                 await self._prove(tests, longer, index)
                 self._proven[key] = None
-                if len(self._proven) > _MOST_PROVEN:
-                    del self._proven[next(iter(self._proven))]
 
     async def _prove(self, tests: CheckerTests, limits: Limits, index: int) -> None:
         reader = _reader_of_code(tests, _files(tests.cases[index])["answer"], limits)
@@ -390,3 +394,43 @@ class ProvenCheckers:
             raise InvalidSubmission(
                 f"tests.cases[{index}]", f"the checker does not accept the right program here: {said}"
             )
+
+
+class ProvenSetups:
+    """Whether setups of call and assert tests run to their end without a program in the sandboxes of one grader."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._proven: LRUCache[bytes, None] = LRUCache(_MOST_PROVEN)
+
+    async def require(self, submission: Submission) -> None:
+        """Raises InvalidSubmission for a setup that fails, and SandboxError."""
+        tests, limits = submission.tests, submission.limits
+        if not isinstance(tests, CallTests | AssertTests) or not tests.setup or submission.language != "python":
+            return
+        if isinstance(tests, AssertTests) and tests.module:  # a file for pytest, which imports the program
+            return
+        lines = PRELUDE if submission.profile.is_lcb or submission.prelude is Prelude.LCB else ""
+        files = {name: encoded(text) for name, text in submission.files.items()}
+        # Other work on the machine takes wall time. CPU time ends a setup that computes without end.
+        limits = replace(limits, wall_time_s=limits.wall_time_s + _PROOF_S)
+        python, prelude = installed()["python"], with_setup(lines, tests.setup)
+        program = Program(python, _ENDS, limits, _END, prelude, submission.problem_id, files=files)
+        key = hashlib.sha256(repr((prelude, files, limits)).encode("utf8", "surrogatepass")).digest()
+        if key in self._proven:
+            return
+        try:
+            async with self._sandbox.session(program) as session:
+                result = await session.run(_NO_ARGUMENTS)
+        except CompileFailed as failure:
+            raise _broken_setup(failure.detail) from None
+        if result.exit in _LIMITS:
+            raise _broken_setup(f"it exceeds a limit ({result.exit.value})")
+        if result.result is None:
+            raise _broken_setup(readable(result.stderr[-500:]) if result.exit_code else "it ends the process")
+        self._proven[key] = None
+
+
+def _broken_setup(said: str) -> InvalidSubmission:
+    last = said.strip().rpartition("\n")[2] or "it ends the process"
+    return InvalidSubmission("tests.setup", f"fails before any program runs: {last}")

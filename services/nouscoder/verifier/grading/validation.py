@@ -28,6 +28,7 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.installation import how_to_install
 from nouscoder.verifier.judges import mathematics
+from nouscoder.verifier.judges.users_comparators import loaded_comparators
 from nouscoder.verifier.toolchains.languages import installed
 
 _FIELD_CHARS = 100
@@ -103,6 +104,11 @@ def faults(submission: Submission, bounds: Bounds) -> Iterator[InvalidSubmission
             yield fault
     if len(submission.problem_id) > bounds.problem_id_chars:
         yield InvalidSubmission("problem_id", f"may have at most {bounds.problem_id_chars} characters")
+    if (submission.comparator.kind is ComparatorKind.ENTRY_POINT) is not bool(submission.comparator.entry_point):
+        yield InvalidSubmission("comparator.entry_point", "is for the type entry_point, which needs one")
+    elif (name := submission.comparator.entry_point) and name not in loaded_comparators():
+        known = ", ".join(loaded_comparators()) or "none"
+        yield NotInstalled("comparator.entry_point", f"{name!r:.100} is not in verifier.comparators: {known}")
     for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
         if not 0 <= getattr(submission.comparator, name) < math.inf:
             yield InvalidSubmission(f"comparator.{name}", "must be a number of at least 0")

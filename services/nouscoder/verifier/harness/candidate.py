@@ -219,7 +219,7 @@ class CandidateJob:
         """
         if self._entry_point == JUDGE:
             self._judge = self.namespace.pop(JUDGE)
-            self._judge.__globals__["names"] = ProgramNames(self.namespace, {**self.namespace}, self.code)
+            self._judge.__globals__["names"] = ProgramNames(self.namespace, {**self.namespace}, self.code, self.prelude)
 
     def call(self) -> None:
         """For call tests: call the entry point and write its return value. Raises what the candidate's code raises."""

@@ -1,8 +1,10 @@
 """Which names are the program's own: what the tests call must come from the program, not from what ran before it.
 
 The prelude (`from math import *` and others) and a setup bring functions such as gcd. A program may use them, and so
-may a case, but they are no answer. A name that stood there before is the program's own when the program replaces it,
-names it, or has a star import. This module needs the standard library alone: exported Harbor folders run it too.
+may a case, but they are no answer. A setup may also import tools of the tests: with `from os.path import exists` a case
+looks at what the program has left. What only computes, as gcd, is no such tool. A name that stood there before is the
+program's own when the program replaces it, names it, or has a star import. This module needs the standard library
+alone: exported Harbor folders run it too.
 """
 
 from __future__ import annotations
@@ -12,6 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 _NOTHING = object()
+# Modules whose functions see nothing but their arguments.
+_COMPUTING = {
+    *("bisect", "cmath", "collections", "copy", "decimal", "fractions", "functools", "heapq", "itertools", "math"),
+    *("numbers", "operator", "re", "statistics", "string", "typing"),
+}
 
 
 def find_entry_point(namespace: dict[str, Any], name: str, code: types.CodeType) -> Any:
@@ -30,10 +37,13 @@ def find_entry_point(namespace: dict[str, Any], name: str, code: types.CodeType)
 
 
 class ProgramNames:
-    """The names of one program. `before` is its namespace as it was before the program's `code` ran."""
+    """The names of one program. `before` is its namespace as `setup` left it, before the program's `code` ran."""
 
-    def __init__(self, namespace: dict[str, Any], before: dict[str, Any], code: types.CodeType) -> None:
+    def __init__(
+        self, namespace: dict[str, Any], before: dict[str, Any], code: types.CodeType, setup: types.CodeType | None
+    ) -> None:
         self._namespace, self._before, self._code = namespace, before, code
+        self._tools = set() if setup is None else set(_imported_by_name(setup))
 
     def is_own(self, name: str) -> bool:
         """Whether the program has made this name, or uses it. A module is no answer."""
@@ -45,7 +55,10 @@ class ProgramNames:
         """Whether the name is a function or class that another module brought, and that the program leaves alone."""
         found = self._before.get(name)
         is_foreign = callable(found) and getattr(found, "__module__", None) != self._before.get("__name__")
-        return is_foreign and found is self._namespace.get(name, _NOTHING) and not _names(self._code, name)
+        is_tool = not self._tools.isdisjoint({name, getattr(found, "__name__", name)}) and not _only_computes(found)
+        return (
+            is_foreign and not is_tool and found is self._namespace.get(name, _NOTHING) and not _names(self._code, name)
+        )
 
     def require_use(self, case: types.CodeType) -> types.CodeType:
         """The case, which uses a name of the program's own. Raises NameError for one that uses only what was brought.
@@ -75,6 +88,24 @@ class ProgramNames:
 
 def _names(code: types.CodeType, name: str) -> bool:
     return name in code.co_names or bool({name, ("*",)} & {*code.co_consts})
+
+
+def _only_computes(function: Any) -> bool:
+    module = str(getattr(function, "__module__", ""))
+    return module.partition(".")[0].lstrip("_") in _COMPUTING
+
+
+def _imported_by_name(code: types.CodeType) -> Iterator[str]:
+    """Also by a text that the code executes."""
+    for each in code.co_consts:
+        if isinstance(each, tuple):  # of an import statement
+            yield from (name for name in each if isinstance(name, str))
+        elif isinstance(each, str) and "exec" in code.co_names:
+            try:
+                executed = compile(each, "<setup>", "exec")
+            except (SyntaxError, ValueError, RecursionError, MemoryError):  # any other text of the setup
+                continue
+            yield from _imported_by_name(executed)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -9,7 +9,7 @@ descriptors is therefore not accepted. A program that searches its interpreter f
 the case uses, is not detected.
 
 A case that calls only what the prelude or the setup brought, such as `gcd` of math, is no test of the code: it is a
-NameError (harness/program_names.py).
+NameError, unless the setup imports it by name and it may see what the code has left (harness/program_names.py).
 
 The code is executed as if it were imported (harness/candidate.py), so its main guard does not run.
 

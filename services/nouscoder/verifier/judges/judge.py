@@ -16,6 +16,7 @@ from nouscoder.domain.submission import (
     CallTests,
     CheckerTests,
     Comparator,
+    ComparatorKind,
     InteractiveTests,
     JsonValue,
     StdinCase,
@@ -36,6 +37,7 @@ from nouscoder.verifier.judges.comparators import (
     same_text,
     same_value,
 )
+from nouscoder.verifier.judges.users_comparators import same_for_user
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 Result = TypeVar("Result")
@@ -154,7 +156,8 @@ class StdinJudge(Judge):
         """Accepted when stdout matches the expected output, or when a checker or interactor decides."""
         if not self._compares:
             return VerdictKind.ACCEPTED
-        right = same_text(self._cases[index].output, result.stdout, self._comparator)
+        compare = same_for_user if self._comparator.kind is ComparatorKind.ENTRY_POINT else same_text
+        right = compare(self._cases[index].output, result.stdout, self._comparator)
         return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:

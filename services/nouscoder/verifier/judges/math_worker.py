@@ -20,6 +20,7 @@ import ctypes
 import gc
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -36,6 +37,8 @@ _IDLE_S = 6.0  # then a comparison gets the share of its niceness, so that its e
 _READ_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _TRIES = 20
+# A number as programs write it, which the library reads as a product with Euler's number.
+_E_NOTATION = re.compile(r"^\s*([+-]?\d+\.?\d*)[eE]([+-]?\d+)\s*$", re.ASCII)
 
 
 class Code(StrEnum):
@@ -247,7 +250,8 @@ def compare(golds: list[str], answer: str) -> Iterator[Code]:
         try:
             # The library parses a bare expression as LaTeX only inside dollar signs. `\$` is money.
             is_latex = "$" in gold.replace("\\$", "") or "\\boxed" in gold
-            expected = parse(gold if is_latex else f"${gold}$", parsing_timeout=None)
+            latex, same = _E_NOTATION.subn(r"\1 \\cdot 10^{\2}", gold)
+            expected = parse(gold if is_latex else f"${latex}$", parsing_timeout=None) + same * [gold.strip()]
         except Exception:
             expected = []
         if not expected:

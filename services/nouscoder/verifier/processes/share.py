@@ -137,7 +137,7 @@ def main() -> int:
     configure_logs("verifier")
     import uvloop
 
-    from nouscoder.verifier.service import serve
+    from nouscoder.verifier.process import serve
 
     parent = os.getppid()
     try:

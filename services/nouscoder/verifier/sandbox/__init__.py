@@ -84,11 +84,11 @@ def open_sandbox(config: SandboxSection, tool_slots: int = 0) -> Sandbox:
 
             return RunscSandbox(config, tool_slots=tool_slots)
         case "gvisor":
-            from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
+            from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 
             return GvisorSandbox(config, tool_slots=tool_slots)
         case "userns":
-            from nouscoder.verifier.sandbox.runners.gvisor import UsernsSandbox
+            from nouscoder.verifier.sandbox.runners.pods import UsernsSandbox
 
             return UsernsSandbox(config, tool_slots=tool_slots)
         case "modal":

@@ -1,4 +1,4 @@
-"""The languages of languages.toml, and which of them are installed where candidates run.
+"""How the languages of languages.toml are compiled and run, and which are installed where candidates run.
 
 A language is installed when each of its tools is in a folder that candidates can see (`SEARCH_PATH`), or in a toolchain
 of a home folder that the language's `locate` finds, such as rustup's. Candidates then see the toolchain's folder alone.
@@ -12,23 +12,22 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from nouscoder.domain.languages import FILE, KEYS, REQUIRED, read_tables
 from nouscoder.private_folder import is_trusted, user_cache
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 ON_THIS_MACHINE = ("local", "runsc", "fake")  # backends whose candidates have the languages of this machine
-_REGISTRY = Path(__file__).with_name("languages.toml")
 _MEMORY = "{memory_bytes}"
 _UNBUFFERED = {"unbuffered_prelude", "unbuffered_tail", "unbuffered_run"}
-_OPTIONAL = {"compile", "run", "prepare", "locate", "version", "libraries", *_UNBUFFERED}
+_OPTIONAL = {"compile", "run", "prepare", "locate", "version", "libraries", *_UNBUFFERED} | (KEYS - REQUIRED)
 _LOCATE_LIMIT_S = 10.0
-_KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
+_KEYS = _OPTIONAL | REQUIRED | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +57,9 @@ class Language:
     unbuffered_run: tuple[str, ...] | None = None
 
 
-def registry(path: Path = _REGISTRY) -> Mapping[str, Language]:
+def registry(path: Path = FILE) -> Mapping[str, Language]:
     """Every language of the file, installed or not. Raises ValueError naming the invalid table."""
-    tables = tomllib.loads(path.read_text("utf-8"))
-    return MappingProxyType({name: _language(name, table) for name, table in tables.items()})
+    return MappingProxyType({name: _language(name, table) for name, table in read_tables(path).items()})
 
 
 def find_installed(languages: Mapping[str, Language], search_path: str = SEARCH_PATH) -> Mapping[str, Language]:

@@ -1,10 +1,9 @@
 // The editor of the program: line numbers, indentation, and the colours of highlight.js behind the text.
 const MAX_COLORED = 60000; // characters; a longer program is drawn without colours
-const DIALECTS = { pypy: "python" }; // the names of highlight.js, where they are not those of the service
 let leaveWithTab = false;
 
 function colored(code) {
-  const language = DIALECTS[at("language").value] || at("language").value;
+  const language = LANGUAGES[at("language").value].highlight;
   if (!window.hljs || at("type").value === "math" || code.length > MAX_COLORED || !hljs.getLanguage(language)) return null;
   return hljs.highlight(code, { language, ignoreIllegals: true }).value; // escaped by highlight.js
 }

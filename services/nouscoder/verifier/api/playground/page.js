@@ -39,9 +39,9 @@ function showExample(name) {
 
 // A program that somebody has written is not replaced.
 function showStarter() {
-  const known = [...Object.values(STARTERS), ...Object.values(EXAMPLES).map((example) => example.code), ""];
-  const starter = STARTERS[at("language").value];
-  if (at("type").value === "stdin" && starter && known.includes(at("code").value)) at("code").value = starter;
+  const known = [...Object.values(LANGUAGES).map((one) => one.starter), ...Object.values(EXAMPLES).map((example) => example.code), ""];
+  const starter = LANGUAGES[at("language").value].starter;
+  if (at("type").value === "stdin" && known.includes(at("code").value)) at("code").value = starter;
   drawCode();
 }
 

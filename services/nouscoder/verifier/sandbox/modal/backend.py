@@ -25,9 +25,9 @@ from nouscoder.verifier.runner import handshake
 from nouscoder.verifier.sandbox.base import NO_FILES, BackendUse, Program, RunResult, Session
 from nouscoder.verifier.sandbox.modal.cloud import ModalCloud
 from nouscoder.verifier.sandbox.modal.containers import ModalRunners
-from nouscoder.verifier.sandbox.runners.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.runners.launch import RunnerAccess
 from nouscoder.verifier.sandbox.runners.link import PoolKeys
+from nouscoder.verifier.sandbox.runners.pods import GvisorSandbox
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
 

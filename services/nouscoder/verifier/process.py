@@ -31,7 +31,6 @@ from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, 
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests_cache import TestsCache
-from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.caller import CallerFilter
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.quotas import ClientTests, QuotaGrader, Quotas, StoredTestsGrader
@@ -244,7 +243,7 @@ def grpc_served(section: VerifierSection, servicer: Servicer, registry: Collecto
         address=section.grpc,
         metrics_address=section.metrics,
         full_names=[FULL_NAME],
-        register=lambda server: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server),
+        register=servicer.add_to_server,
         registry=registry,
         drain_s=section.drain_s,
         credentials=grpc_credentials(section.tls),
