@@ -22,7 +22,7 @@ from nouscoder.learner.model.synthetic import random_policy
 from nouscoder.learner.publication.publisher import PolicyPublisher, StagedPolicy
 from nouscoder.retry import Retry
 from nouscoder.rpc.generation_client import PolicyReplaced
-from nouscoder.run import periodic_evaluation
+from nouscoder.run import evaluation, periodic_evaluation
 from nouscoder.run.evaluation import make_up
 from nouscoder.run.evaluation_files import drop_worse, kept_checkpoint_folder, recorded_evaluations
 from nouscoder.run.folder import RunFolder
@@ -126,7 +126,8 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     made = Run(config, folder)
     monkeypatch.setattr(periodic_evaluation, "kept_checkpoint", made.kept_checkpoint)
     monkeypatch.setattr(periodic_evaluation, "announced_policy", made.announced_policy)
-    monkeypatch.setattr(periodic_evaluation, "measure", made.measure)
+    for module in (periodic_evaluation, evaluation):  # during the training, and after it
+        monkeypatch.setattr(module, "measure", made.measure)
     monkeypatch.setattr(PeriodicEvaluation, "_finish_run", lambda self, reason: made.finish_run(self, reason))
     yield made
     folder.close()
