@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import multiprocessing
 import sys
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib import metadata
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
@@ -87,6 +91,8 @@ MINE = Format(read, "mine")
 COMPARATORS = '''
 """Comparisons of outputs."""
 
+import re
+
 
 def first_line(expected, actual, comparator):
     return expected.split("\\n")[0] == actual.decode().split("\\n")[0]
@@ -96,9 +102,15 @@ def broken(expected, actual, comparator):
     raise ArithmeticError("no")
 
 
+def slow_expression(expected, actual, comparator):
+    """Exponential in the number of a's before another letter; it holds Python's global lock meanwhile."""
+    return re.fullmatch("(a+)+", actual.decode()) is not None
+
+
 number = 3
 '''
 FIRST_LINE, BROKEN = "parts_of_a_user.comparators:first_line", "parts_of_a_user.comparators:broken"
+SLOW, BUSY = "parts_of_a_user.comparators:slow_expression", "print(end='a' * 60 + '!')"
 RULES = Comparator(ComparatorKind.ENTRY_POINT, entry_point=FIRST_LINE)
 
 
@@ -223,7 +235,7 @@ def test_what_is_no_format_is_refused(tmp_path: Path, name: str, sentence: str) 
 
 
 def grading(*comparators: str) -> VerifierSection:
-    return VerifierSection(sandbox=SandboxSection(slots=1), comparators=comparators)
+    return VerifierSection(sandbox=SandboxSection(slots=2), comparators=comparators)
 
 
 @asynccontextmanager
@@ -240,8 +252,8 @@ async def served(*comparators: str) -> AsyncIterator[httpx.AsyncClient]:
         pytest.skip(str(error))
 
 
-def asked(entry_point: str, code: str) -> dict[str, object]:
-    tests = {"type": "stdin", "cases": [{"input": "", "output": "a\nb\n"}]}
+def asked(entry_point: str, code: str, output: str = "a\nb\n") -> dict[str, object]:
+    tests = {"type": "stdin", "cases": [{"input": "", "output": output}]}
     return {"code": code, "tests": tests, "comparator": {"type": "entry_point", "entry_point": entry_point}}
 
 
@@ -255,7 +267,7 @@ async def test_a_comparator_of_an_installed_package_decides_and_a_client_imports
             assert (await http.post("/v1/grade", json=asked(FIRST_LINE, code))).json()["verdict"] == verdict
         failed = (await http.post("/v1/grade", json=asked(BROKEN, "print(1)"))).json()
         assert failed["verdict"] == "internal_error"
-        assert failed["detail"] == f"comparator {BROKEN} fails with its own answer: no"
+        assert failed["detail"] == f"comparator {BROKEN} fails with its own answer: ArithmeticError: no"
         for name in ("wave:open", "parts_of_a_user.importers:read", ""):
             refused = await http.post("/v1/grade", json=asked(name, "print(1)"))
             assert refused.status_code == 422
@@ -266,6 +278,53 @@ async def test_a_comparator_of_an_installed_package_decides_and_a_client_imports
         assert "entry_point" not in known
     async with served() as http:
         assert (await http.post("/v1/grade", json={**asked("x", "1"), "comparator": {"type": "tokens"}})).is_success
+
+
+async def test_an_output_that_keeps_a_comparator_busy_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_comparators, "_LIMIT_S", 1)
+    async with served(SLOW) as http:
+        for code, verdict in (("print(end='a' * 9)", "accepted"), (BUSY, "wrong_answer"), (BUSY, "wrong_answer")):
+            assert (await http.post("/v1/grade", json=asked(SLOW, code, "aaa"))).json()["verdict"] == verdict
+        failed = (await http.post("/v1/grade", json=asked(SLOW, BUSY, "a" * 60 + "b"))).json()
+        assert failed["verdict"] == "internal_error"
+        assert failed["detail"].endswith("fails with its own answer: it takes more than 1 s")
+
+
+async def test_others_are_served_while_an_output_keeps_a_comparator_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_comparators, "_LIMIT_S", 3600)
+    before = comparers_of_this_test(monkeypatch)
+    async with served(SLOW) as http:
+        busy = asyncio.create_task(http.post("/v1/grade", json=asked(SLOW, BUSY, "aaa")))
+        while not set(multiprocessing.active_children()) - before:
+            assert not busy.done()
+            await asyncio.sleep(0.05)
+        plain = {**asked(SLOW, "print('a')", "a"), "comparator": {"type": "tokens"}}
+        for _ in range(5):
+            assert (await http.post("/v1/grade", json=plain)).json()["verdict"] == "accepted"
+        assert not busy.done()
+        while not busy.done():
+            for comparer in set(multiprocessing.active_children()) - before:
+                comparer.kill()
+            await asyncio.sleep(0.05)
+        assert (await busy).json()["verdict"] in ("wrong_answer", "internal_error")
+
+
+async def test_a_process_that_was_killed_between_two_comparisons_costs_no_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = comparers_of_this_test(monkeypatch)
+    async with served(SLOW) as http:
+        for _ in range(3):
+            assert (await http.post("/v1/grade", json=asked(SLOW, "print(end='aa')"))).json()["verdict"] == "accepted"
+            for comparer in set(multiprocessing.active_children()) - before:
+                comparer.kill()
+                comparer.join()
+
+
+def comparers_of_this_test(monkeypatch: pytest.MonkeyPatch) -> set[BaseProcess]:
+    """The processes that belong to other threads than those of the test."""
+    monkeypatch.setattr(users_comparators, "threads", ThreadPoolExecutor(2))
+    return set(multiprocessing.active_children())
 
 
 def test_the_comparator_of_a_problem_is_kept_by_problem_files_and_messages(tmp_path: Path) -> None:

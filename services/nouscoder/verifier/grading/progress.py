@@ -33,6 +33,7 @@ from cachetools import LRUCache
 from nouscoder.domain.submission import ComparatorKind, Submission, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import digest_of
+from nouscoder.verifier.judges import users_comparators
 from nouscoder.verifier.judges.comparators import SMALL_BYTES
 from nouscoder.verifier.judges.judge import Judge, failure_of, in_turn, outcome_of, stderr_of, takes_long
 from nouscoder.verifier.judges.rulings import Ruling
@@ -158,7 +159,10 @@ class SubmissionProgress:
             kind = ruling.outcome
         elif is_long:
             kind = await in_turn(outcome_of, self.judge, index, result)
-        elif max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES or self._is_users:
+        elif self._is_users:
+            loop = asyncio.get_running_loop()
+            kind = await loop.run_in_executor(users_comparators.threads, outcome_of, self.judge, index, result)
+        elif max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES:
             kind = await asyncio.to_thread(outcome_of, self.judge, index, result)
         else:
             kind = outcome_of(self.judge, index, result)
