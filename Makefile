@@ -139,7 +139,7 @@ check: .venv/dev.ready
 	$(CC) -fsyntax-only -Wall -Wextra -Wshadow -Wconversion -Werror -std=c11 -D_GNU_SOURCE $(wildcard services/nouscoder/verifier/harness/init/*.c)
 
 format: .venv/dev.ready
-	$(BIN)/ruff check --fix .
+	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 bench: .venv/dev.ready

@@ -291,7 +291,7 @@ async def test_an_output_that_keeps_a_comparator_busy_is_wrong(monkeypatch: pyte
 
 
 async def test_others_are_served_while_an_output_keeps_a_comparator_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users_comparators, "_LIMIT_S", 3600)
+    monkeypatch.setattr(users_comparators, "_LIMIT_S", 300)
     before = comparers_of_this_test(monkeypatch)
     async with served(SLOW) as http:
         busy = asyncio.create_task(http.post("/v1/grade", json=asked(SLOW, BUSY, "aaa")))

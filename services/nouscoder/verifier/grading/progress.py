@@ -157,11 +157,11 @@ class SubmissionProgress:
         is_long = takes_long(self._submission.tests, index)
         if ruling is not None:
             kind = ruling.outcome
-        elif is_long:
-            kind = await in_turn(outcome_of, self.judge, index, result)
         elif self._is_users:
             loop = asyncio.get_running_loop()
             kind = await loop.run_in_executor(users_comparators.threads, outcome_of, self.judge, index, result)
+        elif is_long:
+            kind = await in_turn(outcome_of, self.judge, index, result)
         elif max(len(result.stdout), len(result.result or b"")) > SMALL_BYTES:
             kind = await asyncio.to_thread(outcome_of, self.judge, index, result)
         else:

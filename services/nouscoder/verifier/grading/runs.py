@@ -21,8 +21,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from cachetools import LRUCache
-
 from nouscoder.domain.submission import (
     AssertTests,
     CallTests,
@@ -363,7 +361,7 @@ class ProvenCheckers:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._proven: LRUCache[bytes, None] = LRUCache(_MOST_PROVEN)
+        self._proven: dict[bytes, None] = {}
 
     async def require(self, submission: Submission) -> None:
         """Raises InvalidSubmission for a checker that refuses the answer of a case, and SandboxError."""
@@ -378,7 +376,7 @@ class ProvenCheckers:
                     limits, wall_time_s=limits.wall_time_s + _PROOF_S, cpu_time_s=limits.cpu_time_s + _PROOF_S
                 )
                 await self._prove(tests, longer, index)
-                self._proven[key] = None
+                _remember(self._proven, key)
 
     async def _prove(self, tests: CheckerTests, limits: Limits, index: int) -> None:
         reader = _reader_of_code(tests, _files(tests.cases[index])["answer"], limits)
@@ -401,7 +399,7 @@ class ProvenSetups:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._proven: LRUCache[bytes, None] = LRUCache(_MOST_PROVEN)
+        self._proven: dict[bytes, None] = {}
 
     async def require(self, submission: Submission) -> None:
         """Raises InvalidSubmission for a setup that fails, and SandboxError."""
@@ -428,7 +426,13 @@ class ProvenSetups:
             raise _broken_setup(f"it exceeds a limit ({result.exit.value})")
         if result.result is None:
             raise _broken_setup(readable(result.stderr[-500:]) if result.exit_code else "it ends the process")
-        self._proven[key] = None
+        _remember(self._proven, key)
+
+
+def _remember(proven: dict[bytes, None], key: bytes) -> None:
+    proven[key] = None
+    if len(proven) > _MOST_PROVEN:
+        del proven[next(iter(proven))]
 
 
 def _broken_setup(said: str) -> InvalidSubmission:

@@ -1,8 +1,8 @@
 """Comparators of the operator: functions of installed packages, which verifier.comparators lists.
 
 A client names one in `comparator.entry_point`. Only what the configuration lists is ever imported, and only when the
-service starts. They run where the expected outputs are, never in a sandbox, but in processes of their own: a regular
-expression that a program's output keeps busy would hold the whole gateway.
+service starts. They see the expected outputs, so they run beside the gateway and never in a sandbox. They have
+processes of their own, because a regular expression that an output keeps busy would hold the whole gateway.
 
 INVARIANT: nothing that a program prints makes a comparator's fault. One that raises, takes too long or ends its process
 is tried with the expected output itself, as a checker that crashes is: only if it fails again, it is at fault, and the
@@ -128,7 +128,7 @@ def same_for_user(expected: str, actual: bytes, comparator: Comparator) -> bool:
 
 
 def _compared(expected: str, actual: bytes, comparator: Comparator) -> bool:
-    """What ends a process but time may have nothing to do with the output, so a second one tries again."""
+    """The answer. A process that was not late may have been killed for another reason, so a second one tries again."""
     for is_last in (False, True):
         if not hasattr(_of_thread, "comparer"):
             _of_thread.comparer = _Comparer()
