@@ -67,10 +67,10 @@ facts["init"] = str(init_library_path())
 facts["libraries"] = [str(folder) for folder in library_folders(VerifierSection().libraries)]
 """,
     "broker": """
-import nouscoder.broker.serving, nouscoder.demo.problems
+import nouscoder.broker.process, nouscoder.demo.problems
 """,
     "generation": """
-import nouscoder.generation.service, torch
+import nouscoder.generation.process, torch
 facts["sum"] = float((torch.ones(3, 3) @ torch.ones(3, 3)).sum())
 """,
     "learner": """

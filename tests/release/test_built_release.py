@@ -52,7 +52,7 @@ PYTHON = {
     "rpc,cluster": "import nouscoder.doctor.cluster.install, nouscoder.doctor.cluster.judge, kubernetes",
     "verifier,modal": "import nouscoder.verifier.sandbox.modal.backend, modal",
     "hub": "from nouscoder.data.importers import rows; assert rows.loader_of_hubs()",
-    "broker": "import nouscoder.broker.serving, nouscoder.broker.service",
+    "broker": "import nouscoder.broker.process, nouscoder.broker.servicer",
     "broker,embedded-redis": "from nouscoder.broker.redis_server import find_redis_binary; print(find_redis_binary())",
     "cli,tensorboard": "import tensorboard",
     "cli,wandb": "import wandb",

@@ -19,7 +19,7 @@ for _ in range(20):
     make_buffers()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-_SETTING = "from nouscoder.broker.serving import keep_freed_buffers\nassert keep_freed_buffers()\n"
+_SETTING = "from nouscoder.broker.process import keep_freed_buffers\nassert keep_freed_buffers()\n"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")

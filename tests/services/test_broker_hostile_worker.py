@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerRefused

@@ -128,7 +128,7 @@ async def start_broker_process(folder: Path, config: Config) -> asyncio.subproce
     program = (
         "import asyncio, sys, pathlib;"
         "from nouscoder.config import load_config;"
-        "from nouscoder.broker.serving import serve;"
+        "from nouscoder.broker.process import serve;"
         "asyncio.run(serve(load_config(pathlib.Path(sys.argv[1]))))"
     )
     return await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(folder / "config.toml"))

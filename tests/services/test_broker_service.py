@@ -22,8 +22,8 @@ from prometheus_client.exposition import generate_latest
 from nouscoder.broker import errors
 from nouscoder.broker.core import Broker
 from nouscoder.broker.metrics import BrokerCollector
-from nouscoder.broker.service import STATUS_CODES
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
+from nouscoder.broker.servicer import STATUS_CODES
 from nouscoder.broker.streams import read_oldest_s
 from nouscoder.domain.lease import Lease, LeaseLoss, WorkReport
 from nouscoder.domain.verdict import VerdictKind
@@ -60,7 +60,7 @@ async def service(broker_rig: Any) -> AsyncIterator[Service]:
 async def test_the_broker_logs_how_many_leases_a_worker_gave_back_when_it_stopped(
     service: Service, broker_rig: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "nouscoder.broker.service")
+    caplog.set_level(logging.INFO, "nouscoder.broker.servicer")
     await service.broker.publish_policy(broker_rig.manifest(0))
     worker = await service.connect("generation-h-0-1")
     held = [item.lease.lease_id for item in (await worker.lease_tasks(3)).tasks]
@@ -263,7 +263,7 @@ async def test_the_age_of_work_is_that_of_the_oldest_unfinished_entry(
 
 def test_the_broker_and_its_client_load_neither_torch_nor_transformers() -> None:
     program = (
-        "import sys, nouscoder.broker.serving, nouscoder.rpc.broker_client;"
+        "import sys, nouscoder.broker.process, nouscoder.rpc.broker_client;"
         "print([m for m in ('torch', 'transformers', 'numpy', 'fastapi') if m in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -21,7 +21,7 @@ from tests import command_line
 from tests.certificates import make_certificate
 from tests.fake_cluster import FakeCluster, made, not_ready, pod, serving, warning, write_kubeconfig
 
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.errors import ExitCode
 from nouscoder.run.pages import open_pages
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.cli import operate
 from nouscoder.cli.operate import OperationFailed
 from nouscoder.cli.status import status_text, why_stalled_text

@@ -18,7 +18,7 @@ from tests.free_addresses import free_addresses
 
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.cli.status import status_text, why_stalled_text
 from nouscoder.config import dump_config
 from nouscoder.data.problems import save_problems

@@ -18,7 +18,7 @@ from tests.e2e.report_pages import write_lines
 from tests.services.test_console_follow import append, lines_of
 
 from nouscoder.atomic_files import write_whole
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.cli.status import why_stalled_text
 from nouscoder.config import load_config
 from nouscoder.demo import run as demo

@@ -13,7 +13,7 @@ from tests.services.conftest import BrokerRig
 from typer.testing import CliRunner
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.cli.app import app
 from nouscoder.cli.data import stats_text
 from nouscoder.cli.status import broker_of

@@ -21,7 +21,7 @@ from nouscoder.domain.prompt import PromptSettings, PromptText
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable
 from nouscoder.generation.environments.prompts import Prompts
-from nouscoder.generation.service import _asking
+from nouscoder.generation.process import _asking
 from nouscoder.policy_folder import prompt_file
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json, prompt_lines, recorded_prompt, trained_prompt
 from nouscoder.policy_folder.tokenizer import load_tokenizer

@@ -30,7 +30,7 @@ from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.rollouts import Rollouts
-from nouscoder.generation.servicer import STATUS_CODES, GenerationService
+from nouscoder.generation.servicer import STATUS_CODES, GenerationServicer
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
@@ -143,7 +143,7 @@ async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_turn:
         step_engine = FakeEngine(max_running=4, max_tokens_total=200, script=script)
         engine = await stack.enter_async_context(SteppedEngine(step_engine, GenerationMetrics()))
         policies = Policies(engine)
-        service = GenerationService(engine, Rollouts(single_turn, engine, policies), policies)
+        service = GenerationServicer(engine, Rollouts(single_turn, engine, policies), policies)
         generation = grpc.aio.server(interceptors=[StatusCodes(STATUS_CODES, ["nouscoder.v1.GenerationService"])])
         verifier = grpc.aio.server()
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, generation)

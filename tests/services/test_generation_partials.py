@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.config import FeedbackSection
 from nouscoder.demo.policy import EOS_ID, CharTokenizer
 from nouscoder.domain.partial import PartialRollout, tokens_from

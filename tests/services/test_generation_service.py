@@ -28,7 +28,7 @@ from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.prompts import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.rollouts import Rollouts
-from nouscoder.generation.servicer import STATUS_CODES, GenerationService
+from nouscoder.generation.servicer import STATUS_CODES, GenerationServicer
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.pairs import MANIFEST, TASK
@@ -89,7 +89,7 @@ async def bench(single_turn: SingleTurn) -> AsyncIterator[Bench]:
         engine = await stack.enter_async_context(SteppedEngine(step_engine, metrics))
         server = grpc.aio.server(interceptors=[StatusCodes(STATUS_CODES, ["nouscoder.v1.GenerationService"])])
         policies = Policies(engine)
-        service = GenerationService(engine, Rollouts(single_turn, engine, policies), policies)
+        service = GenerationServicer(engine, Rollouts(single_turn, engine, policies), policies)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
@@ -285,7 +285,7 @@ async def test_a_failing_engine_ends_every_wait_with_its_error(tmp_path: Path) -
 
 
 def test_importing_the_service_loads_no_engine() -> None:
-    code = "import nouscoder.generation.service, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = "import nouscoder.generation.process, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert answer.stdout.strip() == "[]"
 
@@ -293,7 +293,7 @@ def test_importing_the_service_loads_no_engine() -> None:
 SERVE = """
 import asyncio, sys
 from nouscoder.config import load_config
-from nouscoder.generation.service import serve
+from nouscoder.generation.process import serve
 asyncio.run(serve(load_config(None, sys.argv[1:])))
 """
 

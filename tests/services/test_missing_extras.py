@@ -133,7 +133,7 @@ for line in lines:
 """
 # What the pods of a run load: the services, the coordinator, and what makes the demo's policy.
 OF_PODS = [
-    *("nouscoder.learner.core", "nouscoder.generation.service", "nouscoder.run.loop", "nouscoder.run.preflight"),
+    *("nouscoder.learner.core", "nouscoder.generation.process", "nouscoder.run.loop", "nouscoder.run.preflight"),
     *("nouscoder.demo.prepare", "nouscoder.demo.warmstart", "nouscoder.report.page"),
 ]
 

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.curriculum import Curriculum, open_curriculum
+from nouscoder.broker.process import serve_broker
 from nouscoder.broker.rewards import Rewards
-from nouscoder.broker.serving import serve_broker
 from nouscoder.config import Config, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.domain.batch import Batch, GradedRollout

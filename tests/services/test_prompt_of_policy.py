@@ -36,7 +36,7 @@ from nouscoder.evaluation.samples import SamplingSettings
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.openai.completions import PromptEncoder
 from nouscoder.generation.openai.schema import ChatRequest, CompletionRequest, parsed
-from nouscoder.generation.service import _asking
+from nouscoder.generation.process import _asking
 from nouscoder.policy_folder.prompt_file import (
     MOST_BYTES,
     PROMPT_FILE,

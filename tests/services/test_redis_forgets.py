@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Behind, BrokerUnavailable, Refused
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.cli.status import status_text, why_stalled_text
 from nouscoder.config import Config
 from nouscoder.domain.learner_state import RunIdentity, TrainedGroups, TrainedState

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.config import load_config
 from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings, LeaseLoss, WorkReport
 from nouscoder.domain.problem import GradingRules

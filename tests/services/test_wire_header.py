@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.domain.batch import Batch
 from nouscoder.learner.state.saved_batches import SavedBatches
 from nouscoder.rpc.broker_client import BrokerClient

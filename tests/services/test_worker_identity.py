@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.process import serve_broker
 from nouscoder.domain.lease import worker_name
 from nouscoder.rpc import worker_id
 from nouscoder.rpc.broker_client import BrokerClient

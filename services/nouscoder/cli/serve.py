@@ -62,7 +62,7 @@ def serve(
     elif service is Service.BROKER:
         import uvloop
 
-        from nouscoder.broker.serving import serve as serve_broker
+        from nouscoder.broker.process import serve as serve_broker
 
         uvloop.run(serve_broker(config))
     elif service is Service.GENERATION:
@@ -72,7 +72,7 @@ def serve(
 
             asyncio.run(serve_policy(config, policy))
             return
-        from nouscoder.generation.service import serve as serve_generation
+        from nouscoder.generation.process import serve as serve_generation
 
         if has_stages(config):
             serve_stage(config, lambda stage: asyncio.run(serve_generation(stage)), is_learner=False)

@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nouscoder.config import Config
 from nouscoder.domain.policy import Transport
 from nouscoder.errors import NousCoderError
 from nouscoder.input_file import read_json_object
-
-if TYPE_CHECKING:
-    pass
 
 # Keys of the section `generation` that a run can have otherwise than the one before, without a new engine.
 _LIVE = ("max_tokens_total", "engine_tokens_total", "sampling", "environment", "partial_every_tokens", "openai")

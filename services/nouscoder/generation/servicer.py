@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -21,9 +20,7 @@ from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import generation_pb2 as v1
 from nouscoder.v1 import generation_pb2_grpc
 
-if TYPE_CHECKING:
-    pass
-
+FULL_NAME = v1.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _PAUSE_S = 60.0
 _LONGEST_PAUSE_S = 3600.0
 _LONGEST_PIN_S = 86_400.0
@@ -45,13 +42,17 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
 Context = grpc.aio.ServicerContext[object, object]
 
 
-class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """The calls of generation.proto. Each converts the request, calls the engine, and converts the answer."""
 
     def __init__(self, engine: Engine, rollouts: Rollouts, policies: Policies, next_run: NextRun | None = None) -> None:
         self._engine = engine
         self._next_run = next_run
         self.serve_run(rollouts, policies)
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Have `server` answer the calls of generation.proto."""
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self, server)
 
     def serve_run(self, rollouts: Rollouts, policies: Policies, evaluations: Rollouts | None = None) -> None:
         """Answer for this run from now on. `evaluations` makes the rollouts of evaluations; None: `rollouts` does."""

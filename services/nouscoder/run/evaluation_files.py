@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nouscoder.atomic_files import numbered, remove, write_whole
 from nouscoder.config import Config
@@ -20,9 +20,6 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.policy_folder.compose import has_weights, link_weights
 from nouscoder.recorded_evaluations import DURING, RecordedEvaluations, evaluation_files
 from nouscoder.run.folder import POLICIES
-
-if TYPE_CHECKING:
-    pass
 
 _KEPT = "kept"
 _CHECKPOINT = ".checkpoint"  # the learner writes these folders of kept/

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING
 
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
@@ -20,9 +19,6 @@ from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.run.evaluation_files import kept_checkpoint_folder
-
-if TYPE_CHECKING:
-    pass
 
 
 class NotKept(NousCoderError):

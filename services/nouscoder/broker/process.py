@@ -15,7 +15,7 @@ from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_client import Stages
 from nouscoder.broker.redis_server import start_redis
-from nouscoder.broker.service import FULL_NAME, STATUS_CODES, add_to_server
+from nouscoder.broker.servicer import FULL_NAME, STATUS_CODES, add_to_server
 from nouscoder.broker.streams import read_oldest_s
 from nouscoder.broker.sweeper import keep_sweeping
 from nouscoder.config import Config

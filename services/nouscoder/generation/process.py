@@ -10,8 +10,6 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import grpc
-
 from nouscoder.config import Config
 from nouscoder.config.generation import AgentSection, ToolsSection
 from nouscoder.domain.policy import WeightTransfer
@@ -24,7 +22,7 @@ from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.next_run import NextRun
 from nouscoder.generation.rollouts import Rollouts, RunSampling
-from nouscoder.generation.servicer import STATUS_CODES, GenerationService
+from nouscoder.generation.servicer import FULL_NAME, STATUS_CODES, GenerationServicer
 from nouscoder.generation.weights.cache import PolicyCache
 from nouscoder.generation.weights.policies import Policies
 from nouscoder.generation.weights.source import FolderSource, LearnerMemory, LearnerSource, PolicySource
@@ -38,15 +36,12 @@ from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, 
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.rpc.worker_id import held_worker_id
-from nouscoder.v1 import generation_pb2 as v1
-from nouscoder.v1 import generation_pb2_grpc
 
 if TYPE_CHECKING:
     from nouscoder.generation.engines.vllm import VllmEngine
 
 log = logging.getLogger(__name__)
 
-FULL_NAME = v1.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _DRAIN_S = 3.0
 # One task is prefetched for each `_PREFETCH_SHARE` running tasks.
 _PREFETCH_SHARE = 4
@@ -75,7 +70,7 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
         opened = await asyncio.to_thread(open_engine, config, folder, metrics)
         engine = await stack.enter_async_context(opened)
         next_run = NextRun(config, reread)
-        service: GenerationService | None = None
+        service: GenerationServicer | None = None
         run: Config | None = config
         while run is not None:
             async with AsyncExitStack() as of_run:
@@ -90,7 +85,7 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
                 if _rollouts_differ(asking):
                     evaluations = await _open_rollouts(asking.evaluating, parts)
                 if service is None:
-                    service = GenerationService(engine, rollouts, policies, next_run)
+                    service = GenerationServicer(engine, rollouts, policies, next_run)
                     await start_grpc(_served(config, service, metrics, health), stack)
                 service.serve_run(rollouts, policies, evaluations)
                 await _start_openai(asking, parts, of_run)
@@ -189,15 +184,12 @@ async def _open_memory(
     return LearnerMemory(client, cast("VllmEngine", engine), metrics)  # only the vllm engine has this setting
 
 
-def _served(config: Config, servicer: GenerationService, metrics: GenerationMetrics, health: Health) -> Served:
-    def register(server: grpc.aio.Server) -> None:
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-
+def _served(config: Config, servicer: GenerationServicer, metrics: GenerationMetrics, health: Health) -> Served:
     return Served(
         config.generation.grpc,
         config.generation.metrics,
         [FULL_NAME],
-        register,
+        servicer.add_to_server,
         metrics.registry,
         _DRAIN_S,
         credentials=server_credentials(config.tls),
