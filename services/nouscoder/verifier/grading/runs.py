@@ -9,7 +9,7 @@ INVARIANT: an expected output enters only the sandbox of a checker or an interac
 It never enters the candidate's sandbox. A sandbox is asked until it has once imported pytest, and never again. One
 without it refuses tests with a module, because the verdict of a candidate must not depend on it. For the same reason a
 checker of code is used only after it has accepted the right program of each case here, and a setup only after it has
-run to its end without a program; a few thousand of each are remembered.
+run to its end without a program (proofs.py).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from nouscoder.domain.submission import (
     TestsReference,
 )
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading.proofs import Proofs
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.harness.frames import RESULT_FILE
 from nouscoder.verifier.judges.asserting import AssertJudge, ProgramEndJudge, PytestJudge, is_short, require_python
@@ -84,7 +85,6 @@ _ARGUMENTS = {
 # A checker says little. One that prints without end should not do so for its 30 s.
 _CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 1024**3, output_bytes=8 * 1024**2)
 _INTERACTOR_EXTRA_S = 10.0
-_MOST_PROVEN = 4096
 _CODE_FILE = "code"  # what a runner gets
 _LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
 _USED = ("wall_time_s", "cpu_time_s", "memory_bytes")
@@ -361,22 +361,18 @@ class ProvenCheckers:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._proven: dict[bytes, None] = {}
+        self._proofs = Proofs()
 
     async def require(self, submission: Submission) -> None:
         """Raises InvalidSubmission for a checker that refuses the answer of a case, and SandboxError."""
         tests = submission.tests
         if not isinstance(tests, CheckerTests) or not tests.of_code:
             return
+        limits = submission.limits
+        longer = replace(limits, wall_time_s=limits.wall_time_s + _PROOF_S, cpu_time_s=limits.cpu_time_s + _PROOF_S)
         for index in range(len(tests.cases)):
             key = hashlib.sha256(repr((tests.checker, tests.runner, _files(tests.cases[index]))).encode()).digest()
-            if key not in self._proven:
-                limits = submission.limits
-                longer = replace(
-                    limits, wall_time_s=limits.wall_time_s + _PROOF_S, cpu_time_s=limits.cpu_time_s + _PROOF_S
-                )
-                await self._prove(tests, longer, index)
-                _remember(self._proven, key)
+            await self._proofs.require(key, partial(self._prove, tests, longer, index))
 
     async def _prove(self, tests: CheckerTests, limits: Limits, index: int) -> None:
         reader = _reader_of_code(tests, _files(tests.cases[index])["answer"], limits)
@@ -399,7 +395,7 @@ class ProvenSetups:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._proven: dict[bytes, None] = {}
+        self._proofs = Proofs()
 
     async def require(self, submission: Submission) -> None:
         """Raises InvalidSubmission for a setup that fails, and SandboxError."""
@@ -415,8 +411,9 @@ class ProvenSetups:
         python, prelude = installed()["python"], with_setup(lines, tests.setup)
         program = Program(python, _ENDS, limits, _END, prelude, submission.problem_id, files=files)
         key = hashlib.sha256(repr((prelude, files, limits)).encode("utf8", "surrogatepass")).digest()
-        if key in self._proven:
-            return
+        await self._proofs.require(key, partial(self._prove, program))
+
+    async def _prove(self, program: Program) -> None:
         try:
             async with self._sandbox.session(program) as session:
                 result = await session.run(_NO_ARGUMENTS)
@@ -426,13 +423,6 @@ class ProvenSetups:
             raise _broken_setup(f"it exceeds a limit ({result.exit.value})")
         if result.result is None:
             raise _broken_setup(readable(result.stderr[-500:]) if result.exit_code else "it ends the process")
-        _remember(self._proven, key)
-
-
-def _remember(proven: dict[bytes, None], key: bytes) -> None:
-    proven[key] = None
-    if len(proven) > _MOST_PROVEN:
-        del proven[next(iter(proven))]
 
 
 def _broken_setup(said: str) -> InvalidSubmission:
