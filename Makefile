@@ -10,7 +10,7 @@ HAS_312 = $(PYTHON_312) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12)
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: pictures release check-arm64 demo demo-real test test-heavy test-soak test-real test-models model-table test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-release test-documents docs test-docs test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
+.PHONY: pictures release check-arm64 demo demo-real test test-heavy test-long test-soak test-real test-models model-table test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-release test-documents docs test-docs test-scaling test-cluster-long fuzz golden check format bench generated proto client lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -28,8 +28,13 @@ test: .venv/dev.ready
 # large batch; the grading service at twice its capacity; the fuzzers of libFuzzer and of the REST API.
 # Tests with the marker `alone` measure, or need the whole machine, and print figures. The others run beside each other.
 test-heavy: .venv/dev.ready
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "heavy and not soak and not alone" --durations=15
-	$(BIN)/pytest -s -m "heavy and not soak and alone" --durations=30
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "heavy and not long and not soak and not alone" --durations=15
+	$(BIN)/pytest -s -m "heavy and not long and not soak and alone" --durations=30
+
+# Takes about an hour: heavy tests that CI has no time for.
+test-long: .venv/dev.ready
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not soak and not alone" --durations=15
+	$(BIN)/pytest -s -m "long and not soak and alone" --durations=30
 
 # May take hours: the whole run and each service killed in runs of their own, the demo with three seeds; a run on 200
 # real problems with the tokenizer of Qwen3; the attack corpus through gVisor, and repeatedly with eight at once;

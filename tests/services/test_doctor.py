@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_this_host_runs_the_default_configuration() -> None:
     findings = {finding["name"]: finding for finding in said["findings"]}
     assert set(findings) == {
         "namespaces", "seccomp", "separate users", "cgroups", "sandbox local", "libraries", "sandbox runsc", "modal",
-        "languages", "redis", "torch", "gpu", "disk",
+        "languages", "redis", "torch", "gpu", "disk", "packages",
     }  # fmt: skip
     broken = [finding["name"] for finding in said["findings"] if finding["needed"] and not finding["ok"]]
     assert said["ok"] is not bool(broken)
@@ -59,6 +60,18 @@ def test_a_refused_namespace_is_named_with_the_reason(monkeypatch: pytest.Monkey
     assert not finding.ok
     assert "net (Operation not permitted)" in finding.detail
     assert finding.fix
+
+
+def test_two_packages_with_the_same_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host._packages().ok
+    other = tmp_path / "nouscoder_client-0.1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: nouscoder-client\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = host._packages()
+    assert (finding.ok, finding.needed) == (False, False)
+    assert "nouscoder-client 0.1.0" in finding.detail
+    assert "pip uninstall" in finding.fix
 
 
 class _Unwritable:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nouscoder import PACKAGES
 from nouscoder.config import SandboxSection, VerifierSection
 from nouscoder.doctor import Finding, report
 from nouscoder.domain.languages import KNOWN
@@ -107,6 +108,7 @@ def examine() -> list[Finding]:
         _torch,
         _gpu,
         _disk,
+        _packages,
     )
     return [check() for check in checks]
 
@@ -261,6 +263,16 @@ def _disk() -> Finding:
     detail = ", ".join(f"{folder}: {free_bytes / 1024**3:.0f} GiB free" for folder, free_bytes in free.items())
     short = min(free.values()) < _FREE_BYTES
     return Finding("disk", not short, True, detail, "free 2 GiB there" if short else "")
+
+
+def _packages() -> Finding:
+    """Pip does not see that these packages have the same files: the last one installed wins, file by file."""
+    there = {each.name: each.version for each in importlib.metadata.distributions() if each.name in PACKAGES}
+    detail = " ".join(f"{name} {version}" for name, version in there.items()) or "a copy that is not installed"
+    if len(there) <= 1:
+        return Finding("packages", True, False, detail)
+    fix = f"one environment holds one of them: pip uninstall {' '.join(there)}, then install the one that you need"
+    return Finding("packages", False, False, f"{detail} have the same files", fix)
 
 
 def _first_line(command: list[str]) -> str:
