@@ -105,7 +105,7 @@ class Service:
     async def grade(self, code: str, file: str = ADD, cases: Sequence[str] = ()) -> Verdict:
         """The verdict of the code on a file in the form that clients send; every test runs."""
         tests = {"type": "pytest", "file": file, **({"cases": list(cases)} if cases else {})}
-        request = {"code": code, "tests": tests, "stop_on_first_failure": False}
+        request = {"code": code, "tests": tests, "stop_on_first_failure": False, "limits": {"cpu_time_s": 3.0}}
         return await self.grader.grade(parse_submission(json.dumps(request).encode()))
 
 
@@ -140,14 +140,13 @@ async def test_what_never_ran_to_its_end_is_not_passed(service: Service) -> None
         "@pytest.mark.skip\ndef test_skipped(): pass\n"
         "@pytest.mark.xfail\ndef test_xfail(): assert False\n"
         "def test_fixture(broken): pass\n"
-        "def test_missing(no_such_fixture): pass\n"
         "def test_value(): return True\n"
         "@pytest.mark.parametrize('n', [])\ndef test_nothing(n): pass\n"
         "def test_did_not_raise():\n    with pytest.raises(ValueError):\n        add(1, 2)\n"
     )
     verdict = await service.grade(CODE, file)
     wrong, broken = "wrong_answer", "runtime_error"
-    assert outcomes(verdict) == [wrong, wrong, broken, broken, broken, wrong, wrong]
+    assert outcomes(verdict) == [wrong, wrong, broken, broken, wrong, wrong]
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -156,9 +155,65 @@ async def test_the_program_and_the_file_can_fail_as_a_whole(service: Service) ->
     assert (await service.grade("raise OSError")).kind.value == "runtime_error"
     assert (await service.grade(CODE, ADD.replace("add\n", "no_such_name\n", 1))).kind.value == "runtime_error"
     assert (await service.grade(CODE, "def test_yields():\n    yield\n")).kind.value == "runtime_error"
-    assert (await service.grade(CODE, ADD, ["test_add", "test_absent"])).passed == 1
     with pytest.raises(InvalidSubmission, match=r"tests\.setup: is not python"):
         await service.grade(CODE, "def test_add(:")
+
+
+FAULTS = {
+    "a module that is missing": ("import no_such_module\n" + ADD, "tests.setup: No module named 'no_such_module'"),
+    "a name that a module lacks": ("from json import absent\n" + ADD, "tests.setup: cannot import name 'absent' from"),
+    "importorskip": (f"import pytest\npytest.importorskip('no_such_module')\n{ADD}", "tests.setup: could not import"),
+    "a fixture that is missing": (f"{ADD}def test_b(no_such_fixture): pass\n", "tests.cases[1]: there is no fixture"),
+    "a fixture of a method": (
+        f"{ADD}class TestB:\n    def test_b(self, absent): pass\n",
+        "tests.cases[1]: there is no fixture absent",
+    ),
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", FAULTS)
+async def test_a_fault_of_the_file_is_no_programs(service: Service, name: str) -> None:
+    file, said = FAULTS[name]
+    with pytest.raises(InvalidSubmission) as refused:
+        await service.grade(CODE, file)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_case_that_the_file_lacks_is_refused(service: Service) -> None:
+    for absent in ("test_absent", "TestStack::test_absent", "TestAbsent::test_add"):
+        with pytest.raises(InvalidSubmission) as refused:
+            await service.grade(CODE, FILE, ["test_add", absent])
+        assert str(refused.value) == f"tests.cases[1]: the file has no {absent}"
+
+
+# Files that fail in their trial, or look as if they did, and accept a right program.
+SOUND = {
+    "a value of the program": "import solution\nassert solution.add(1, 2) == 3\ndef test_a(): pass\n",
+    "a base class of the program": "import solution\nclass Mine(solution.Stack): pass\ndef test_a(): Mine().push(1)\n",
+    "a decorator of the program": "import solution\n@solution.same\ndef test_a(): pass\n",
+    "a star import": "from solution import *\nTOTAL = add(1, 2)\ndef test_a():\n    assert TOTAL == 3\n",
+    "a module that may be missing": f"try:\n    import no_such_module\nexcept ImportError:\n    pass\n{ADD}",
+    "a module that is not used": ADD + "    if add(1, 2) != 3:\n        import no_such_module\n",
+    "parameters of the program": (
+        "import pytest, solution\n@pytest.mark.parametrize('n', solution.NUMBERS)\ndef test_a(n): assert n\n"
+    ),
+    "a fixture that is asked for": (
+        "import pytest\n@pytest.fixture\ndef made(request): return request.param\n"
+        "@pytest.mark.parametrize('made', [1], indirect=True)\ndef test_a(made, request): assert made == 1\n"
+    ),
+    "unittest": "import unittest\nclass TestA(unittest.TestCase):\n    def test_a(self): self.assertEqual(1, 1)\n",
+    "an end without a program": "import os, solution\nif solution.add(1, 2) != 3: os._exit(0)\ndef test_a(): pass\n",
+    "no end without a program": "import solution\nwhile solution.add(1, 2) != 3: pass\ndef test_a(): pass\n",
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", SOUND)
+async def test_what_only_a_program_can_show_is_left_to_the_program(service: Service, name: str) -> None:
+    code = f"{CODE}def same(test): return test\nNUMBERS = [1, 2]\n"
+    assert (await service.grade(code, SOUND[name])).kind.value == "accepted"
 
 
 PATCHES_REPORTS = """

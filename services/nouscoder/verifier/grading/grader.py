@@ -43,13 +43,13 @@ from nouscoder.verifier.grading.progress import KillRates, KillTable, Submission
 from nouscoder.verifier.grading.runs import (
     CandidateLibraries,
     ProvenCheckers,
-    ProvenSetups,
     has_free_order,
     has_parallel_tests,
     judge_for,
     partner_patience_s,
     program_of,
 )
+from nouscoder.verifier.grading.setups import ProvenSetups
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock, extended_limits, max_repetitions_s
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import require_long_python

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
+PROOF_S = 60.0  # more seconds than a program has, because no repetition follows
 _MOST = 4096
 
 

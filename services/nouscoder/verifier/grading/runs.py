@@ -8,8 +8,8 @@ Each type of tests has one judge (judges/judge.py). A new type needs a judge, a 
 INVARIANT: an expected output enters only the sandbox of a checker or an interactor, in which no candidate code has run.
 It never enters the candidate's sandbox. A sandbox is asked until it has once imported pytest, and never again. One
 without it refuses tests with a module, because the verdict of a candidate must not depend on it. For the same reason a
-checker of code is used only after it has accepted the right program of each case here, and a setup only after it has
-run to its end without a program (proofs.py).
+checker of code is used only after it has accepted the right program of each case here, and a setup only after its
+trial without a program (setups.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nouscoder.domain.submission import (
     TestsReference,
 )
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.proofs import Proofs
+from nouscoder.verifier.grading.proofs import PROOF_S, Proofs
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.harness.frames import RESULT_FILE
 from nouscoder.verifier.judges.asserting import AssertJudge, ProgramEndJudge, PytestJudge, is_short, require_python
@@ -52,7 +52,6 @@ from nouscoder.verifier.judges.judge import (
     outcome_of,
     readable,
     takes_long,
-    with_setup,
 )
 from nouscoder.verifier.judges.lcb import PRELUDE, LcbJudge
 from nouscoder.verifier.judges.mathematics import MathJudge
@@ -88,9 +87,6 @@ _INTERACTOR_EXTRA_S = 10.0
 _CODE_FILE = "code"  # what a runner gets
 _LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
 _USED = ("wall_time_s", "cpu_time_s", "memory_bytes")
-_PROOF_S = 60.0  # more than a program has, because no repetition follows
-_END, _NO_ARGUMENTS = "nouscoder_end", b'{"args": [], "kwargs": {}}'
-_ENDS = f"def {_END}(): pass"  # the program of a setup that is tried alone
 Ran = tuple[RunResult, Ruling | None]  # the ruling is that of a checker or interactor, else None
 # Runs the test of an index in the fresh sandbox of one submission. Raises SandboxError.
 RunCase = Callable[[int], Awaitable[Ran]]
@@ -369,7 +365,7 @@ class ProvenCheckers:
         if not isinstance(tests, CheckerTests) or not tests.of_code:
             return
         limits = submission.limits
-        longer = replace(limits, wall_time_s=limits.wall_time_s + _PROOF_S, cpu_time_s=limits.cpu_time_s + _PROOF_S)
+        longer = replace(limits, wall_time_s=limits.wall_time_s + PROOF_S, cpu_time_s=limits.cpu_time_s + PROOF_S)
         for index in range(len(tests.cases)):
             key = hashlib.sha256(repr((tests.checker, tests.runner, _files(tests.cases[index]))).encode()).digest()
             await self._proofs.require(key, partial(self._prove, tests, longer, index))
@@ -388,43 +384,3 @@ class ProvenCheckers:
             raise InvalidSubmission(
                 f"tests.cases[{index}]", f"the checker does not accept the right program here: {said}"
             )
-
-
-class ProvenSetups:
-    """Whether setups of call and assert tests run to their end without a program in the sandboxes of one grader."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-        self._proofs = Proofs()
-
-    async def require(self, submission: Submission) -> None:
-        """Raises InvalidSubmission for a setup that fails, and SandboxError."""
-        tests, limits = submission.tests, submission.limits
-        if not isinstance(tests, CallTests | AssertTests) or not tests.setup or submission.language != "python":
-            return
-        if isinstance(tests, AssertTests) and tests.module:  # a file for pytest, which imports the program
-            return
-        lines = PRELUDE if submission.profile.is_lcb or submission.prelude is Prelude.LCB else ""
-        files = {name: encoded(text) for name, text in submission.files.items()}
-        # Other work on the machine takes wall time. CPU time ends a setup that computes without end.
-        limits = replace(limits, wall_time_s=limits.wall_time_s + _PROOF_S)
-        python, prelude = installed()["python"], with_setup(lines, tests.setup)
-        program = Program(python, _ENDS, limits, _END, prelude, submission.problem_id, files=files)
-        key = hashlib.sha256(repr((prelude, files, limits)).encode("utf8", "surrogatepass")).digest()
-        await self._proofs.require(key, partial(self._prove, program))
-
-    async def _prove(self, program: Program) -> None:
-        try:
-            async with self._sandbox.session(program) as session:
-                result = await session.run(_NO_ARGUMENTS)
-        except CompileFailed as failure:
-            raise _broken_setup(failure.detail) from None
-        if result.exit in _LIMITS:
-            raise _broken_setup(f"it exceeds a limit ({result.exit.value})")
-        if result.result is None:
-            raise _broken_setup(readable(result.stderr[-500:]) if result.exit_code else "it ends the process")
-
-
-def _broken_setup(said: str) -> InvalidSubmission:
-    last = said.strip().rpartition("\n")[2] or "it ends the process"
-    return InvalidSubmission("tests.setup", f"fails before any program runs: {last}")
