@@ -81,3 +81,17 @@ def test_the_loop_names_functions_that_exist() -> None:
         assert set(names) <= defined, functions
     for module in re.findall(r"\w+/\w+\.py", text):
         assert (SOURCE / module).is_file(), module
+
+
+def test_no_block_of_except_star_raises() -> None:
+    """Python 3.11.0 to 3.11.3, such as that of Debian 12, puts what it raises into an ExceptionGroup."""
+    raising = {
+        f"{file.relative_to(SOURCE)}:{part.lineno}"
+        for file in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf8")))
+        if isinstance(node, ast.TryStar)
+        for handler in node.handlers
+        for part in ast.walk(handler)
+        if isinstance(part, ast.Raise)
+    }
+    assert not raising

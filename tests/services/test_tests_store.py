@@ -243,7 +243,7 @@ async def test_a_killed_process_leaves_complete_files_and_a_damaged_file_is_fetc
 
 def test_two_processes_do_not_share_a_folder(cache: TestsCache, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from nouscoder.store.tests import TestsCache\n"
+        "import sys; from pathlib import Path; from nouscoder.store.tests_cache import TestsCache\n"
         "print(TestsCache(Path(sys.argv[1]), 1)._folder.name)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "cache")]

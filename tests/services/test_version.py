@@ -7,8 +7,8 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,9 +63,9 @@ def test_a_repository_says_its_tag_or_a_version_of_development(git: Callable[...
 def test_an_archive_of_a_tag_says_the_tag(git: Callable[..., str], tmp_path: Path) -> None:
     """As the archives of a repository's web page do. In another repository it does not say that one's version."""
     git("tag", "v0.2.0")
-    git("archive", "--prefix=unpacked/", "-o", str(tmp_path / "a.tar"), "HEAD")
-    with tarfile.open(tmp_path / "a.tar") as archive:
-        archive.extractall(tmp_path, filter="data")
+    git("archive", "--prefix=unpacked/", "-o", str(tmp_path / "a.zip"), "HEAD")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        archive.extractall(tmp_path)
     assert VERSION(tmp_path / "unpacked") == "0.2.0"
     assert VERSION(tmp_path) == "0.1.0.dev0"
 

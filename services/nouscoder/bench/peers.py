@@ -167,12 +167,15 @@ class PeerLoad:
                     if output.split() != expected.split():
                         raise BenchError(f"a right program printed {output!r:.100}, not {expected!r:.100}")
 
+        fault: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._at_once):
                     group.create_task(sender())
         except* (BenchError, LoadFault) as failed:
-            raise BenchError(f"{self._peer.kind} at {self._peer.url}: {failed.exceptions[0]}") from None
+            fault = failed.exceptions[0]
+        if fault is not None:
+            raise BenchError(f"{self._peer.kind} at {self._peer.url}: {fault}") from None
         return time.perf_counter() - begun
 
     def _requests(self, submission: Mapping[str, Any]) -> Iterator[tuple[str, bytes, str]]:

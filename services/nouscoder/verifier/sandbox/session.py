@@ -199,10 +199,12 @@ class SlotSession:
                 await self._prepare_run((), NO_FILES, 0)
                 await other._prepare_run(args, files, 0)
                 is_direct = self.slot.has_dialogue_socket and other.slot.has_dialogue_socket
+                faults: ExceptionGroup[SandboxError]
                 try:
                     return await (_by_pipes(self, other) if is_direct else _by_gateway(self, other))
                 except* SandboxError as errors:
-                    raise SandboxError(str(errors.exceptions[0])) from errors
+                    faults = errors
+                raise SandboxError(str(faults.exceptions[0])) from faults
             except SandboxError as error:
                 if await self._is_killed():
                     await other._abandon()
