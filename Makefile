@@ -99,8 +99,8 @@ test-documents: .venv/dev.ready
 	deploy/test-cluster documents
 
 # Tests on the cluster that CI has no time for: the rate of the pool beside that of this host, Redis over TLS, renewed
-# certificates, deleted pods, an upgrade from an older version, two pods of vLLM, go and memory bombs on runner pods, all
-# cheats of Harbor folders on pods of gVisor and of user namespaces.
+# certificates, deleted pods, the release from a registry, an upgrade from an older version, two pods of vLLM, go and
+# memory bombs on runner pods, all cheats of Harbor folders on pods of gVisor and of user namespaces.
 test-cluster-long: .venv/dev.ready
 	deploy/test-cluster long
 

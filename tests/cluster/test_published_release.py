@@ -22,7 +22,7 @@ import pytest
 from tests.cluster.conftest import NAME, ROOT, SMALL_RUN, TAG, Release, installed_release
 from tests.oci_registry import registry
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2700)]
+pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(2700)]
 
 COMPONENTS = {"redis", "broker", "verifier", "sandbox", "generation", "learner"}
 READY_LIMIT_S = 900.0

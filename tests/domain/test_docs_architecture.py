@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ OF_THE_READER = ("objectives/mine.py", "importers/mine.py", "environments/second
 SUFFIXES = ("py", "lua", "toml", "md", "proto", "tpl", "c", "css", "js", "yaml")
 
 
+@cache
 def tracked() -> list[str]:
     """The paths of every file and folder of the repository, from its root."""
     tops = [ROOT / name for name in ("services", "docs", "helm", "deploy", "configs", "proto", "tests", "packages")]

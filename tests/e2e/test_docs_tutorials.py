@@ -52,7 +52,7 @@ def test_a_file_of_samples_is_graded(grading_url: str, tmp_path: Path) -> None:
     assert "pass@2                      0.8333" in printed
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_model_of_your_own_learns_problems_of_your_own(tmp_path: Path) -> None:
     folder = tmp_path / "first"

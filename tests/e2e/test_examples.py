@@ -89,7 +89,7 @@ def test_the_learner_alone_trains_a_small_batch_and_the_ledger_balances() -> Non
     assert "trained=8" in printed
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_the_loop_on_one_page_learns(tmp_path: Path) -> None:
     printed = example("one_file_rl.py", "--folder", tmp_path, limit_s=3500)

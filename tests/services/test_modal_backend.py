@@ -159,7 +159,7 @@ async def test_no_fault_of_modal_changes_a_verdict(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "num_gradings", [pytest.param(300, marks=pytest.mark.heavy), pytest.param(1000, marks=pytest.mark.soak)]
+    "num_gradings", [pytest.param(300, marks=pytest.mark.long), pytest.param(1000, marks=pytest.mark.soak)]
 )
 async def test_hundreds_of_gradings_under_every_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_gradings: int

@@ -77,6 +77,7 @@ def lines(rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+@pytest.mark.long
 def test_docs_say_what_each_shipped_selection_keeps(tmp_path: Path) -> None:
     written, measured = table_of([*imported(tmp_path)], tmp_path)
     assert written == measured, f"docs/data.md must have\n{lines(measured)}"
