@@ -16,7 +16,8 @@ from nouscoder.config import JobsSection, TestsSection
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests_cache import TestsCache
-from nouscoder.verifier.access.quotas import ClientTests, Quotas
+from nouscoder.verifier.access.quotas import Quotas
+from nouscoder.verifier.access.stored_tests import ClientTests
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import CodeRunner

@@ -139,7 +139,7 @@ def test_every_extra_is_tried() -> None:
 
 def test_the_source_distribution_makes_the_same_wheel(files: Files, tmp_path: Path) -> None:
     """Without a repository, it has the version that it was made with."""
-    run("tar", "-xf", files.source, "-C", tmp_path)
+    run("tar", "-xf", files.source, cwd=tmp_path)
     (source,) = tmp_path.glob("nouscoder-*")
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "made", cwd=source)
     assert contents(tmp_path / "made" / files.wheel.name) == contents(files.wheel)

@@ -18,7 +18,8 @@ from nouscoder.config import TestsSection, VerifierSection
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests_cache import TestsCache
-from nouscoder.verifier.access.quotas import ClientTests, QuotaGrader, Quotas
+from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
+from nouscoder.verifier.access.stored_tests import ClientTests
 from nouscoder.verifier.api.compat.mcp import add_mcp
 from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym
 from nouscoder.verifier.api.compat.openenv import add_openenv

@@ -29,7 +29,7 @@ from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.case_files import write_tests
 from nouscoder.store.tests_cache import TestsCache
-from nouscoder.verifier.access.quotas import ClientTests, StoredTestsGrader
+from nouscoder.verifier.access.stored_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.api import tests_upload
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.schema import parse_tests

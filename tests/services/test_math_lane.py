@@ -19,7 +19,8 @@ from nouscoder.domain.submission import Limits, MathCase, MathTests, StdinCase, 
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.api.capabilities import Capabilities
-from nouscoder.verifier.grading.grader import Grader, MathLane
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.math_lane import MathLane
 from nouscoder.verifier.judges import math_worker
 from nouscoder.verifier.judges.math_worker import Code
 from nouscoder.verifier.judges.mathematics import MathLimits, MathProcess, compare, rulings_of

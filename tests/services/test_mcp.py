@@ -234,7 +234,8 @@ async def test_what_is_no_request_of_a_known_version_is_refused_with_its_code(tm
                 assert error["data"]["supported"][-2:] == [OLD, VERSION]
             if message.get("params", {}).get("name") == "run_cod":
                 assert "did you mean run_code?" in error["message"]
-        for body, code in ((b"{", -32700), (b"[]", -32600), (b"[" * 100_000, -32700)):
+        twice = b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "method": "tools/call"}'
+        for body, code in ((b"{", -32700), (b"[]", -32600), (b"[" * 100_000, -32700), (twice, -32600)):
             answer = await mcp.client.post("/mcp", content=body)
             assert (answer.status_code, answer.json()["error"]["code"], answer.json()["id"]) == (400, code, None)
         for method in ("GET", "DELETE"):

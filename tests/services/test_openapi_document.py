@@ -22,7 +22,8 @@ from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.gatekeeper import is_open_path
-from nouscoder.verifier.access.quotas import ClientTests, Quotas
+from nouscoder.verifier.access.quotas import Quotas
+from nouscoder.verifier.access.stored_tests import ClientTests
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.compat.mcp import add_mcp
 from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym

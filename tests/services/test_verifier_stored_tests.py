@@ -24,7 +24,7 @@ from nouscoder.store.blobs import BlobInfo, FolderBlobs
 from nouscoder.store.tests import UnknownTests
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.caller import Caller, set_caller
-from nouscoder.verifier.access.quotas import ClientTests, StorageFull, StoredTestsGrader
+from nouscoder.verifier.access.stored_tests import ClientTests, StorageFull, StoredTestsGrader
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission

@@ -33,7 +33,8 @@ from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.caller import CallerFilter
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.quotas import ClientTests, QuotaGrader, Quotas, StoredTestsGrader
+from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
+from nouscoder.verifier.access.stored_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.compat.mcp import add_mcp
 from nouscoder.verifier.api.compat.nemo_gym import add_nemo_gym

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from nouscoder.atomic_files import StorageError
 from nouscoder.http_server.body import BodyFault
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.verifier.access.quotas import StorageFull
+from nouscoder.verifier.access.stored_tests import StorageFull
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.api.streaming import NotGraded
 from nouscoder.verifier.grading.grader import QueueFull

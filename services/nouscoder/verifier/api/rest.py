@@ -29,7 +29,7 @@ from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.body import BODIES_OF_MANY, read_body, read_whole, while_connected
 from nouscoder.http_server.memory_budget import CountMemory, MemoryBudget
 from nouscoder.verifier.access.gatekeeper import REFUSALS, Gatekeeper, is_open_path
-from nouscoder.verifier.access.quotas import ClientTests
+from nouscoder.verifier.access.stored_tests import ClientTests
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, answer_to, fault
 from nouscoder.verifier.api.jobs import add_jobs

@@ -31,7 +31,7 @@ from nouscoder.http_server.memory_budget import stored_parts
 from nouscoder.store.case_files import unpacked, write_tests
 from nouscoder.store.tests import StoredTests
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.access.quotas import ClientTests
+from nouscoder.verifier.access.stored_tests import ClientTests
 from nouscoder.verifier.api.schema import bodies, parse_tests
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, TooLarge, validate_tests

@@ -7,10 +7,7 @@ refuses it. At most `num_slots` sandboxes are in use, and a submission holds mor
 waits (case_workers.py). At most `max_queue` submissions wait. A slot is free again as soon as the verdict is known, the
 caller is cancelled or the sandbox has failed.
 
-INVARIANT: a submission with math tests holds no slot, and no program waits for it. At most `num_places` answers are
-compared quickly at a time and at most one for each CPU slowly. At most `max_waiting` submissions wait for each; clients
-take turns as for slots (fair_queue.py). No answer holds a place for quick comparisons longer than QUICK allows. A place
-is free again as soon as the comparison has ended or the caller is cancelled.
+Math tests need no sandbox and no slot (math_lane.py).
 
 After an infrastructure failure grading is tried once more in another sandbox; a second failure gives internal_error.
 Nothing that a candidate does gives internal_error. So a program under which two sandboxes were killed for lack of
@@ -21,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -37,8 +33,9 @@ from nouscoder.http_server.fair_queue import FairSlots
 from nouscoder.http_server.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.case_workers import OnOutcome as OnOutcome
-from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error, count_failure
+from nouscoder.verifier.grading.case_workers import SubmissionWork, WorkerGroup, count_error
 from nouscoder.verifier.grading.extract import FoundProgram, text_to_grade
+from nouscoder.verifier.grading.math_lane import MathLane
 from nouscoder.verifier.grading.progress import KillRates, KillTable, SubmissionProgress, hardest_first
 from nouscoder.verifier.grading.runs import (
     CandidateLibraries,
@@ -53,15 +50,13 @@ from nouscoder.verifier.grading.setups import ProvenSetups
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock, extended_limits, max_repetitions_s
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import require_long_python
-from nouscoder.verifier.judges.judge import Judge, encoded, in_turn, takes_long
-from nouscoder.verifier.judges.math_worker import End
-from nouscoder.verifier.judges.mathematics import QUICK, Compared, MathLimits, MathProcess, compare, rulings_of
+from nouscoder.verifier.judges.judge import Judge, in_turn, takes_long
+from nouscoder.verifier.judges.mathematics import MathLimits
 from nouscoder.verifier.judges.users_comparators import load_comparators
-from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox, with_libraries
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
-    Exit,
     OutOfMemory,
     PartnerCompileFailed,
     Program,
@@ -72,7 +67,6 @@ from nouscoder.verifier.sandbox.base import (
 )
 
 _BLOCKING_CHARS = 64 * 1024  # of a completion; a longer one is searched outside of the event loop
-_MATH_ATTEMPTS = 2
 _KILLED_BY_PROGRAM = 2  # one may be due to the machine
 _KILLED = f"{_KILLED_BY_PROGRAM} sandboxes in which it ran were killed for lack of memory"
 
@@ -335,65 +329,3 @@ async def local_grader(
         if grader is not None:
             await grader.close()
         await sandbox.close()
-
-
-# Math tests, beside the slots.
-
-
-class MathLane:
-    """Grades the math tests of one grader, which need the CPU for a moment, and no sandbox.
-
-    An answer is first compared quickly. The few that take longer are compared again within `limits`, with a low
-    priority and at most one for each CPU, so that they slow down neither programs nor other answers.
-    """
-
-    def __init__(self, num_places: int, max_waiting: int, metrics: VerifierMetrics, limits: MathLimits) -> None:
-        self.process = MathProcess()
-        self.limits = limits
-        self._metrics = metrics
-        num_cpus = len(os.sched_getaffinity(0))
-        self._quick = FairSlots(num_places, max_waiting, lambda waiting, busy: None, metrics.waited)
-        self._slow = FairSlots(num_cpus, max_waiting, lambda waiting, busy: None)
-        quick, slow = self._quick, self._slow
-        metrics.scraped.math = lambda: (quick.waiting + slow.waiting, quick.busy + slow.busy)
-
-    @property
-    def unfinished(self) -> int:
-        """Submissions that wait or are compared."""
-        return self._quick.waiting + self._quick.busy + self._slow.waiting + self._slow.busy
-
-    async def grade(
-        self, tests: MathTests, answer: str, progress: SubmissionProgress, on_outcome: OnOutcome | None
-    ) -> Verdict:
-        """The verdict on an answer. Raises QueueFull. Nothing that the answer does gives internal_error."""
-        message = ""
-        for _ in range(_MATH_ATTEMPTS):
-            try:
-                compared = await self._compared(tests, answer)
-            except SandboxError as error:
-                message = count_error(self._metrics, error)
-            else:
-                rulings = rulings_of(compared, len(tests.cases), self.limits)
-                shown = RunResult(Exit.EXITED, 0, 0, 0.0, 0.0, 0, encoded(answer), b"")
-                while (index := progress.take()) is not None:
-                    if rulings[index].outcome is VerdictKind.INTERNAL_ERROR:
-                        count_failure(self._metrics, FailureCause.JUDGE, rulings[index].remark)
-                    for outcome in await progress.record(index, shown, rulings[index]):
-                        self._metrics.tested(outcome)
-                        if on_outcome is not None:
-                            on_outcome(outcome)
-                return progress.verdict()
-        return progress.ended(VerdictKind.INTERNAL_ERROR, message)
-
-    async def _compared(self, tests: MathTests, answer: str) -> Compared:
-        caller = current_caller()
-        async with self._quick.slot(caller.client, in_background=caller.in_background):
-            compared = await compare(self.process, tests, answer, QUICK)
-        if compared.end is not End.LATE:
-            return compared
-        async with self._slow.slot(caller.client, in_background=caller.in_background):
-            return await compare(self.process, tests, answer, self.limits, compared)
-
-    async def close(self) -> None:
-        """End the process. Answers that are being compared get internal_error."""
-        await self.process.close()

@@ -4,35 +4,31 @@ Both generations are spoken. Until 2025-11-25 a client begins with `initialize`.
 `params._meta` and in its headers which version it is of, and `server/discover` tells what there is. An unknown version
 is refused with the list of known ones.
 
-Tools: `run_code`, `list_problems` and `grade_on_public_tests`. The problems are those of `verifier.problems`. Hidden
-tests are never used. What a caller or the service does wrong is the error of a tool, which a model can read.
+The tools are in mcp_tools.py. What a caller or the service does wrong is the error of a tool, which a model can read.
 
-INVARIANT: no call needs what an earlier one left, so any process or replica may answer it. Each text that a program
-printed is cut, so an answer is at most a few hundred kilobytes.
+INVARIANT: no call needs what an earlier one left, so any process or replica may answer it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 
 from nouscoder import __version__
-from nouscoder.domain.conversation import feedback_on
-from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import did_you_mean
-from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.body import first_fault
 from nouscoder.formats.json_values import ValueCount, json_value, with_whole_characters
 from nouscoder.http_server.body import read_body, while_connected
 from nouscoder.http_server.memory_budget import add_answer
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.verifier.api.compat.problem_set import NO_PROBLEMS, NoSuchProblem, ProblemSet, SampleAnswer, prompt_of
+from nouscoder.verifier.api.compat.mcp_tools import TOOLS, Services, ToolError
+from nouscoder.verifier.api.compat.problem_set import NoSuchProblem, ProblemSet
 from nouscoder.verifier.api.faults import FAULTS, Draining
-from nouscoder.verifier.api.run_code import CodeRunner, CommandResult, CommandStatus, RunCodeRequest, RunStatus
+from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.schema import bodies
 from nouscoder.verifier.api.streaming import NotGraded
 from nouscoder.verifier.grading.grader import QueueFull
@@ -47,8 +43,6 @@ _META = "io.modelcontextprotocol/"
 _INSTRUCTIONS = (
     "Runs programs in a sandbox without network. list_problems has tasks; grade a program on their public tests."
 )
-_MOST_CHARS = 20_000  # of one text in an answer
-_PAGE_CHARS = 100_000  # of the prompts of list_problems together
 _PARSE, _REQUEST, _METHOD, _PARAMS, _HEADERS, _UNSUPPORTED = -32700, -32600, -32601, -32602, -32020, -32022
 _STATUS = {_METHOD: 404}  # of the newer generation; others: 400
 # What the document of the API says.
@@ -66,158 +60,14 @@ _FIELDS = {
 _MESSAGE = {"type": "object", "required": ["jsonrpc", "method"], "properties": _FIELDS}
 _REQUEST_BODY = {"required": True, "content": {"application/json": {"schema": _MESSAGE}}}
 
-# The tools.
-
-
-class RunCode(Body):
-    """A program, which runs once."""
-
-    code: str = Field(description="the whole program")
-    language: str = Field("python", description="python, cpp, java, javascript, rust, go, bash and others")
-    stdin: str = Field("", description="what the program reads")
-    timeout_s: float = Field(10.0, gt=0, le=300, description="seconds that it may take")
-
-
-class Run(BaseModel):
-    """What the program did."""
-
-    status: str = Field(description="finished, time_limit_exceeded or compile_error")
-    return_code: int | None = Field(description="null when the program exceeded its time")
-    stdout: str
-    stderr: str
-
-
-class ListProblems(Body):
-    """A part of the problems."""
-
-    first: int = Field(0, ge=0, description="place of the first problem, from 0")
-    most: int = Field(10, ge=1, le=100, description="problems at most; fewer where their texts are long")
-
-
-class OneProblem(BaseModel):
-    """A problem as it is asked."""
-
-    problem_id: str
-    prompt: str
-    languages: list[str] = Field(description="that a program may be in")
-    public_tests: int = Field(description="number of tests of grade_on_public_tests")
-
-
-class Problems(BaseModel):
-    """A part of the problems."""
-
-    problems: list[OneProblem]
-    total: int = Field(description="problems that the service offers")
-    next: int | None = Field(description="`first` of the next part; null at the end")
-
-
-class GradeOnPublicTests(Body):
-    """A program for a problem."""
-
-    problem_id: str = Field(description="of list_problems")
-    answer: str = Field(description="the program, alone or as the last fenced block of an answer")
-    language: str = Field("", description="of a program alone; empty: the problem's first language")
-
-
-class PublicVerdict(BaseModel):
-    """What the public tests say."""
-
-    verdict: VerdictKind
-    passed: int
-    total: int
-    feedback: str = Field(description="the first test that fails, and how; empty when all pass")
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What the tools use."""
-
-    runner: CodeRunner
-    problems: ProblemSet
-
-
-class ToolError(Exception):
-    """The call of a tool failed. The message is for the model."""
-
-
-async def _run_code(services: Services, asked: RunCode) -> Run:
-    request = RunCodeRequest(
-        code=asked.code, language=asked.language, stdin=asked.stdin, run_timeout=asked.timeout_s, compile_timeout=30
-    )
-    answer = await services.runner.run(request)
-    if answer.status is RunStatus.SANDBOX_ERROR:
-        raise ToolError(f"the sandbox failed, not the program: {answer.message}")
-    if answer.run_result is None:
-        failed = answer.compile_result or CommandResult(status=CommandStatus.ERROR)
-        return Run(status="compile_error", return_code=failed.return_code, stdout="", stderr=_cut(failed.stderr))
-    ran = answer.run_result
-    late = ran.status is CommandStatus.TIME_LIMIT_EXCEEDED
-    status = "time_limit_exceeded" if late else "finished"
-    return Run(status=status, return_code=ran.return_code, stdout=_cut(ran.stdout), stderr=_cut(ran.stderr))
-
-
-def _cut(text: str | None) -> str:
-    """A text with at most about _MOST_CHARS characters: its begin and its end."""
-    text = text or ""
-    half = _MOST_CHARS // 2
-    return text if len(text) <= _MOST_CHARS else f"{text[:half]}\n[{len(text) - 2 * half} characters]\n{text[-half:]}"
-
-
-async def _list_problems(services: Services, asked: ListProblems) -> Problems:
-    total = len(services.problems.problem_ids)
-    if not total:
-        raise ToolError(NO_PROBLEMS)
-    found: list[OneProblem] = []
-    chars = 0
-    for place in range(asked.first, min(asked.first + asked.most, total)):
-        problem = services.problems.at(place)
-        shown = 0 if problem.public_tests is None else len(problem.public_tests.tests.cases)
-        prompt = _cut(prompt_of(problem))
-        chars += len(prompt)
-        if found and chars > _PAGE_CHARS:
-            break
-        found.append(
-            OneProblem(
-                problem_id=problem.problem_id, prompt=prompt, languages=list(problem.languages), public_tests=shown
-            )
-        )
-    after = asked.first + len(found)
-    return Problems(problems=found, total=total, next=after if after < total else None)
-
-
-async def _grade(services: Services, asked: GradeOnPublicTests) -> PublicVerdict:
-    problem = services.problems.problem(asked.problem_id)
-    verdict = await services.problems.public_verdict(problem, SampleAnswer(asked.answer, language=asked.language))
-    if verdict is None:
-        raise ToolError(f"{problem.problem_id} has no public tests")
-    feedback = "" if verdict.kind is VerdictKind.ACCEPTED else feedback_on(verdict, _MOST_CHARS // 10)
-    return PublicVerdict(verdict=verdict.kind, passed=verdict.passed, total=verdict.total, feedback=feedback)
-
-
-class _Tool(NamedTuple):
-    about: str
-    asked: type[Body]
-    answer: type[BaseModel]
-    call: Callable[[Services, Any], Awaitable[BaseModel]]
-    reads_only: bool = False
-
-
-_TOOLS = {
-    "run_code": _Tool("Run a program once, in a sandbox without network.", RunCode, Run, _run_code),
-    "list_problems": _Tool("List programming problems.", ListProblems, Problems, _list_problems, reads_only=True),
-    "grade_on_public_tests": _Tool(
-        "Run a program on the public tests of a problem.", GradeOnPublicTests, PublicVerdict, _grade
-    ),
-}
-
 
 async def _called(services: Services, params: Mapping[str, Any], enter: Callable[[], None]) -> dict[str, Any]:
     """The result of tools/call. Raises _Refused for an unknown tool."""
     name = params.get("name")
-    if not isinstance(name, str) or name not in _TOOLS:
-        near = did_you_mean(name, _TOOLS) if isinstance(name, str) else ""
-        raise _Refused(_PARAMS, f"there is no tool {name!r:.60}{near} (tools: {', '.join(_TOOLS)})")
-    tool = _TOOLS[name]
+    if not isinstance(name, str) or name not in TOOLS:
+        near = did_you_mean(name, TOOLS) if isinstance(name, str) else ""
+        raise _Refused(_PARAMS, f"there is no tool {name!r:.60}{near} (tools: {', '.join(TOOLS)})")
+    tool = TOOLS[name]
     try:
         enter()
         asked = tool.asked.model_validate(params.get("arguments") or {})
@@ -240,9 +90,6 @@ def _text(text: str) -> list[dict[str, str]]:
 
 
 _FAULTS = (ToolError, NoSuchProblem, InvalidSubmission, NotGraded, QueueFull, BlobsUnavailable, CompileStarved)
-
-
-# The protocol.
 
 
 class _Refused(Exception):
@@ -276,7 +123,7 @@ def add_mcp(
         body = await read_body(request, max_body_bytes)
         record = None
         try:
-            record = await bodies.parsed(body, _parsed)
+            record = await _record(body)
             message = _message(record, request.headers)
             if message.id is None:
                 return Response(status_code=202)
@@ -290,6 +137,13 @@ def add_mcp(
     async def no_session(_: Request) -> Response:
         """There is no stream of the server's own, and no session to end."""
         return Response(status_code=405, headers={"Allow": "POST"})
+
+
+async def _record(body: bytes) -> Any:
+    try:
+        return await bodies.parsed(body, _parsed)
+    except InvalidSubmission as error:  # a key that is given twice
+        raise _Refused(_REQUEST, str(error)) from None
 
 
 def _parsed(body: bytes, _: ValueCount) -> Any:
@@ -370,7 +224,7 @@ async def _answered(services: Services, message: _Message, enter: Callable[[], N
                             "openWorldHint": False,
                         },
                     }
-                    for name, tool in _TOOLS.items()
+                    for name, tool in TOOLS.items()
                 ],
                 **caching,
             }
