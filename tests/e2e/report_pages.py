@@ -15,7 +15,7 @@ from nouscoder.evaluation.problems import EvaluatedProblem
 from nouscoder.report.compare import write_comparison
 from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
 from nouscoder.report.objectives_page import write_objectives_page
-from nouscoder.report.samples import write_rollouts_page
+from nouscoder.report.rollouts_page import write_rollouts_page
 
 NUM_BATCHES, STEPS_PER_BATCH = 30, 4
 HOSTILE = (

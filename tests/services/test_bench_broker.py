@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nouscoder.bench import broker_load
+from nouscoder.bench import broker_many
 from nouscoder.bench.broker import as_text, bench_broker
 from nouscoder.bench.measuring import as_record
 
@@ -37,7 +37,7 @@ async def test_the_bench_takes_rollouts_through_a_real_broker_process() -> None:
 
 @pytest.mark.timeout(300)
 async def test_many_rollouts_are_measured_at_three_points() -> None:
-    result = await broker_load.bench_many(320, num_problems=16, batch=32)
+    result = await broker_many.bench_many(320, num_problems=16, batch=32)
     assert [point.num_rollouts for point in result.points] == [32, 96, 320]
     assert [point.throughput.num_rollouts for point in result.points] == [32, 32, 32]
     for point in result.points:
@@ -45,4 +45,4 @@ async def test_many_rollouts_are_measured_at_three_points() -> None:
         assert point.broker_bytes > 0
         assert point.redis_bytes > point.statistics_bytes > 0
     assert result.points[-1].problems_with_statistics == 16
-    assert "after 320 rollouts" in broker_load.as_text(result)
+    assert "after 320 rollouts" in broker_many.as_text(result)

@@ -26,7 +26,8 @@ from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.processes.connections import Channel, Distributor
 from nouscoder.verifier.processes.merged_metrics import MergedMetrics, SocketMetrics
 from nouscoder.verifier.processes.share import ProcessNumber, section_of, slots_of
-from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
+from nouscoder.verifier.processes.shared_ledger import SharedLedger
+from nouscoder.verifier.processes.shared_runs import SharedRuns
 
 
 @given(st.integers(1, 64), st.integers(1, 300))

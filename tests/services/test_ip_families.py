@@ -22,7 +22,8 @@ from prometheus_client import CollectorRegistry
 from tests.redis_process import free_port
 
 from nouscoder.http_server.listener import start_http
-from nouscoder.rpc.server import Health, Served, start_grpc
+from nouscoder.rpc.health import Health
+from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.run.pages import open_pages
 
 HOSTS = ("127.0.0.1", "[::1]")

@@ -33,8 +33,8 @@ from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
-from nouscoder.verifier.jobs.dispatcher import origin_of, signature
 from nouscoder.verifier.jobs.service import Jobs, open_jobs
+from nouscoder.verifier.jobs.webhooks import origin_of, signature
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended

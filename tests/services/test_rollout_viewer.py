@@ -21,7 +21,7 @@ from nouscoder.learner.model.synthetic import random_batch, random_policy, write
 from nouscoder.learner.trainer import Trainer
 from nouscoder.objectives.dapo import Dapo
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
-from nouscoder.report.samples import read_rollouts, rollouts_page, write_rollouts_page
+from nouscoder.report.rollouts_page import read_rollouts, rollouts_page, write_rollouts_page
 
 
 def trained(samples: int, microbatch_tokens: int = 100) -> TrainedBatch:

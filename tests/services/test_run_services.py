@@ -27,7 +27,8 @@ from nouscoder.domain.prompt import PromptSettings
 from nouscoder.errors import Unusable
 from nouscoder.policy_folder.prompt_file import PROMPT_FILE, prompt_json
 from nouscoder.rpc.addresses import AddressError
-from nouscoder.rpc.server import Health, Served, start_grpc
+from nouscoder.rpc.health import Health
+from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
 from nouscoder.run import folder as run_folder
 from nouscoder.run import resume

@@ -22,7 +22,8 @@ from nouscoder.config import Config
 from nouscoder.data.problem_index import open_index
 from nouscoder.errors import Unusable
 from nouscoder.retry import Retry
-from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.health import Health
+from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import server_credentials
 
 log = logging.getLogger(__name__)

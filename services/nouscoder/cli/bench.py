@@ -77,10 +77,10 @@ def bench_broker(
     """
     only_with("a benchmark without --many", not many, "--batch", "--scale")
     if many:
-        from nouscoder.bench import broker_load
+        from nouscoder.bench import broker_many
 
-        points = asyncio.run(broker_load.bench_many(many))
-        _show(points, broker_load.as_text, as_json)
+        points = asyncio.run(broker_many.bench_many(many))
+        _show(points, broker_many.as_text, as_json)
         return
     from nouscoder.bench import broker
 

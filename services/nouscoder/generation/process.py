@@ -31,8 +31,9 @@ from nouscoder.policy_folder.identity import tokenizer_digests
 from nouscoder.policy_folder.prompt_file import dateless, prompt_lines, with_recorded_prompt
 from nouscoder.private_folder import temporary_folder
 from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.health import Health
 from nouscoder.rpc.learner_client import LearnerClient
-from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.rpc.worker_id import held_worker_id

@@ -28,7 +28,8 @@ from nouscoder.learner.state.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.recorded_evaluations import RecordedEvaluations
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.health import Health
+from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.worker_id import sole_worker_id
 

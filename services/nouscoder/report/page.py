@@ -12,8 +12,9 @@ from nouscoder.errors import NousCoderError
 from nouscoder.report.charts import dumbbell, format_number
 from nouscoder.report.curves import curves, figure
 from nouscoder.report.markup import escape, html_page, section, tiles
+from nouscoder.report.rollouts_page import sorting_heads, write_rollouts_page
 from nouscoder.report.run_data import Record, RunData, number, read_run, value_at, whole_number
-from nouscoder.report.samples import pairs, pairs_section, sorting_heads, training_section, write_rollouts_page
+from nouscoder.report.samples import pairs, pairs_section, training_section
 from nouscoder.report.untrained import read_untrained
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."

@@ -40,7 +40,7 @@ from nouscoder.errors import without_secrets
 from nouscoder.http_server.bounded_threads import BoundedThreads
 from nouscoder.http_server.foreign_sites import foreign_part
 from nouscoder.report.follow import position_of
-from nouscoder.report.samples import batch_json, browser, rollouts_page
+from nouscoder.report.rollouts_page import batch_json, browser, rollouts_page
 from nouscoder.report.untrained import FILE as UNTRAINED
 from nouscoder.rpc.addresses import AddressError, socket_host, split_address
 from nouscoder.run.console.events import runs_beside, stream

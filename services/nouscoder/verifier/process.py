@@ -27,7 +27,8 @@ from nouscoder.http_server.freed_memory import held_bytes, return_freed_memory, 
 from nouscoder.http_server.listener import WebSockets, http_context, start_apart, start_http
 from nouscoder.http_server.memory_budget import MemoryBudget
 from nouscoder.private_folder import PRIVATE, private_folder, refuse_foreign
-from nouscoder.rpc.server import Health, Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.health import Health
+from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests_cache import TestsCache
@@ -52,7 +53,8 @@ from nouscoder.verifier.jobs.service import Jobs, open_jobs
 from nouscoder.verifier.judges import judge
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.observe.tracing import open_tracing, trace_fronts, traced_grader, traced_sandbox
+from nouscoder.verifier.observe.trace_fronts import trace_fronts
+from nouscoder.verifier.observe.tracing import open_tracing, traced_grader, traced_sandbox
 from nouscoder.verifier.processes.share import ProcessNumber, Share
 from nouscoder.verifier.sandbox import SpillOverSandbox, open_backends
 from nouscoder.verifier.tools.sessions import ToolSessions

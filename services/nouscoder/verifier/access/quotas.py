@@ -44,7 +44,7 @@ class Account:
 
 
 class QuotaLedger(Protocol):
-    """Where accounts are kept: in this process, or shared with others (processes/shared_files.py)."""
+    """Where accounts are kept: in this process, or shared with others (processes/shared_ledger.py)."""
 
     def account(self, client: str) -> AbstractContextManager[Account]:
         """The account of a client, which nobody else reads or changes inside the context. Raises QuotaExceeded."""

@@ -23,10 +23,11 @@ from nouscoder.http_server.memory_budget import SMALL_ANSWER_BYTES, MemoryBudget
 from nouscoder.verifier.access.caller import Caller
 from nouscoder.verifier.grading.grader import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.jobs.dispatcher import JobDispatcher, Webhooks
+from nouscoder.verifier.jobs.dispatcher import JobDispatcher
 from nouscoder.verifier.jobs.folder import JobAnswer, JobFolder, JobOptions, JobState, UnknownJob, WebhookState
 from nouscoder.verifier.jobs.intake import JobBody, receive
 from nouscoder.verifier.jobs.store import JobStore
+from nouscoder.verifier.jobs.webhooks import Webhooks
 
 log = logging.getLogger(__name__)
 

@@ -35,12 +35,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from nouscoder.config import Config
 from nouscoder.http_server.listener import start_apart
 from nouscoder.rpc.addresses import unix_address, unix_path
+from nouscoder.rpc.health import Health
 from nouscoder.rpc.metrics_page import serve_on_socket, start_metrics
-from nouscoder.rpc.server import Health, stop_event
+from nouscoder.rpc.server import stop_event
 from nouscoder.verifier.processes.connections import Channel, Distributor, address_of, bound_to
 from nouscoder.verifier.processes.merged_metrics import MergedMetrics, SocketMetrics
 from nouscoder.verifier.processes.share import Order, ProcessNumber, section_of
-from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
+from nouscoder.verifier.processes.shared_ledger import SharedLedger
+from nouscoder.verifier.processes.shared_runs import SharedRuns
 from nouscoder.verifier.sandbox.cgroup import Groups
 
 # Whether a process hangs.

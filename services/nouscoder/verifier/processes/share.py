@@ -29,7 +29,8 @@ from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.grading.time_limits import ExclusiveRunLock
 from nouscoder.verifier.processes.connections import Arrivals
 from nouscoder.verifier.processes.merged_metrics import SocketMetrics
-from nouscoder.verifier.processes.shared_files import SharedLedger, SharedRuns
+from nouscoder.verifier.processes.shared_ledger import SharedLedger
+from nouscoder.verifier.processes.shared_runs import SharedRuns
 
 # The shares of slots and bounds. Pure.
 
