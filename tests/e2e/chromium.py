@@ -101,9 +101,9 @@ class Chromium:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, expression: str) -> None:
+    def until(self, expression: str, limit_s: float = _LIMIT_S) -> None:
         """Wait until an expression is true. A page that is left meanwhile has not made it true."""
-        end = time.monotonic() + _LIMIT_S
+        end = time.monotonic() + limit_s
         while not self._is_true(expression):
             assert time.monotonic() < end, (expression, self.value("document.body.innerText"))
             time.sleep(0.02)

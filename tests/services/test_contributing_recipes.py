@@ -203,6 +203,7 @@ def test_a_recipe_touches_few_files_by_hand(
     assert row in (copy.root / document).read_text(encoding="utf8")
 
 
+@pytest.mark.long
 def test_all_recipes_together_pass_the_type_checker_and_the_import_contracts(tmp_path: Path) -> None:
     copy = Copy(tmp_path / "tree")
     for recipe in RECIPES:
