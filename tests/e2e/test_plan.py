@@ -254,7 +254,7 @@ def write_inputs(root: Path) -> None:
     Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).save_pretrained(root / "model")
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_recipe_scaled_down_by_set_alone_and_killed_twice_ends_whole(
     tmp_path: Path, loop_run: Callable[..., Any]

@@ -19,7 +19,7 @@ def restarted(run: Any, *values: str) -> None:
     run.start(resume=True)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_new_values_count_from_the_next_batch_on_last_and_continue_a_finished_run(loop_run: MakeRun) -> None:
     run = loop_run(f"learner.learning_rate={FIRST}", "learner.checkpoint_every_batches=100")

@@ -68,7 +68,7 @@ def test_selective_checkpointing_of_compiled_layers_is_refused() -> None:
         LearnerSection.model_validate({"compile": True, "activation_checkpointing": "selective"})
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")  # as above
 @pytest.mark.usefixtures("_repeatable")
